@@ -58,6 +58,7 @@ def test_wrong_usage_exits_2_and_shows_the_usage(arguments: list[str]) -> None:
     assert done.stderr.startswith("usage: producerd")
 
 
+@pytest.mark.promise("external-id-shown-nowhere")
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -102,6 +103,7 @@ def test_check_says_ok_and_what_holds(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.promise("check-knows-memory-another")
 def test_check_knows_the_memory_of_another_place_by_an_option() -> None:
     fits = producerd("check", "--memory-limit", "1GiB")
     assert fits.returncode == 0
@@ -141,6 +143,7 @@ def test_check_warns_where_a_queue_lasts_for_less_than_a_second_or_for_more_than
     ]
 
 
+@pytest.mark.promise("daemon-outgrow-cgroup")
 @pytest.mark.skipif(not os.access(CGROUPS, os.W_OK), reason="needs root and cgroups of version 1")
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_a_daemon_that_may_outgrow_its_cgroup_does_not_start(command: str, tmp_path: Path) -> None:
@@ -209,6 +212,7 @@ def test_configuration_problems_are_a_line_each_and_exit_78(command: list[str]) 
     ]
 
 
+@pytest.mark.promise("journal-finds-lines")
 def test_configuration_problems_are_errors_in_systemd_s_journal(tmp_path: Path) -> None:
     """Systemd takes a line's priority from "<3>" at its start, and names its own pipe in JOURNAL_STREAM."""
     with (tmp_path / "stderr").open("w+") as stderr:

@@ -572,6 +572,7 @@ def test_every_setting_is_described_and_says_what_is_allowed(model: type[NodeSet
         assert allowed(name, info), name
 
 
+@pytest.mark.promise("dump-records-secrets", "external-id-shown-nowhere")
 def test_an_external_id_is_shown_nowhere(tmp_path: Path) -> None:
     role = "role_arn=arn:aws:iam::123456789012:role/x"
     config = load(sets=[role, "external_id=kept-quiet", f"defaults.{role}", "defaults.external_id=too"], environ=NOBODY)
@@ -583,6 +584,7 @@ def test_an_external_id_is_shown_nowhere(tmp_path: Path) -> None:
     assert "kept" not in problem("external_id=kept quiet", role)
 
 
+@pytest.mark.promise("external-id-shown-nowhere")
 @pytest.mark.parametrize(
     "text",
     [
@@ -602,6 +604,7 @@ def test_a_set_that_gives_a_secret_in_a_wrong_form_does_not_show_it(text: str) -
     assert all("kept" not in line for line in problems(text))
 
 
+@pytest.mark.promise("external-id-shown-nowhere")
 @pytest.mark.parametrize(
     "text",
     [
@@ -640,6 +643,7 @@ def test_any_settings_as_text_give_the_same_settings(seed: int, tmp_path: Path) 
     assert load(printed, environ=NOBODY) == config
 
 
+@pytest.mark.promise("settings-hold-whatever")
 def test_a_file_of_what_was_given_gives_the_same_settings_whatever_their_text_holds(file: Path, tmp_path: Path) -> None:
     odd = """/run/'odd' "$HOME" `a` \\ \\n \\u0041 ü \U0001f40d # = \t\x7f"""
     named = [

@@ -44,6 +44,7 @@ def test_what_exposes_nothing_makes_no_warning(sets: tuple[str, ...]) -> None:
     assert found(*sets) == refused(*sets) == []
 
 
+@pytest.mark.promise("setting-exposes-something")
 @pytest.mark.parametrize(
     ("sets", "names"),
     [
@@ -62,6 +63,7 @@ def test_each_setting_that_exposes_something_is_named_once(sets: tuple[str, ...]
     assert not refused(*sets)
 
 
+@pytest.mark.promise("setting-exposes-something")
 def test_a_folder_that_everybody_may_write_to_is_named(tmp_path: Path) -> None:
     ours, open_to_all = tmp_path / "ours", tmp_path / "all"
     ours.mkdir()
@@ -74,6 +76,7 @@ def test_a_folder_that_everybody_may_write_to_is_named(tmp_path: Path) -> None:
     assert line.startswith("admin_socket: ")
 
 
+@pytest.mark.promise("setting-exposes-something")
 def test_a_variable_of_aws_that_redirects_all_records_is_named() -> None:
     url = "https://elsewhere.example"
     (line,) = found(environ={"AWS_ENDPOINT_URL": url})
@@ -87,6 +90,7 @@ def test_a_variable_of_aws_that_redirects_all_records_is_named() -> None:
     assert len(found(environ={"AWS_ENDPOINT_URL": "http://elsewhere.example"})) == 2, "it is not encrypted either"
 
 
+@pytest.mark.promise("requests-aws-encrypted")
 @pytest.mark.parametrize(
     "host", ["kinesis.eu-west-1.amazonaws.com", "kinesis.cn-north-1.amazonaws.com.cn", "kinesis.eu-west-1.api.aws."]
 )
@@ -105,6 +109,7 @@ def test_a_group_that_does_not_exist_is_refused() -> None:
     assert not refused("socket_group=root")
 
 
+@pytest.mark.promise("variable-url-refused")
 @pytest.mark.parametrize(
     "url",
     [

@@ -33,6 +33,7 @@ def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path: Path) -> None:
     assert load(path, (), {}).node.max_streams == 7
 
 
+@pytest.mark.promise("pipe-read-once-end")
 def test_a_pipe_is_read_once_to_its_end() -> None:
     """A reload of a daemon must not take the empty pipe for an empty file, and all settings back to their defaults."""
     pipe = piped(b"max_streams = 7\n")
@@ -48,6 +49,7 @@ def test_a_named_pipe_may_get_its_writer_later_and_give_pieces(tmp_path: Path) -
         assert load(path, (), {}).node.max_streams == 7
 
 
+@pytest.mark.promise("pipe-read-once-end")
 def test_a_pipe_without_an_end_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "PIPE_SECONDS", 0.01)
     reader, writer = os.pipe()

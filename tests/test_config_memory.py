@@ -88,6 +88,7 @@ def test_the_refusal_names_limit_need_and_each_term() -> None:
         assert term in line
 
 
+@pytest.mark.promise("daemon-outgrow-cgroup")
 @pytest.mark.parametrize("limit_mib", [300, 384, 512, 768, 900, 947])
 @pytest.mark.parametrize("sets", [(), ("streams.a.queue_limit_bytes=200 MiB", "max_streams=4"), ("log_level=debug",)])
 def test_the_settings_that_it_proposes_hold_and_fit(limit_mib: int, sets: tuple[str, ...]) -> None:

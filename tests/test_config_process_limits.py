@@ -35,6 +35,7 @@ def test_no_limit_is_enough() -> None:
     assert problems(**dict.fromkeys(NEEDED, resource.RLIM_INFINITY)) == []
 
 
+@pytest.mark.promise("daemon-keeps-least-memory")
 def test_each_limit_that_is_too_low_is_named_with_what_is_needed_and_what_to_raise() -> None:
     in_spark = "(in Spark it is spark.executor.pyspark.memory, divided by spark.executor.cores), or lower memory"
     fewer = "or lower max_connections"
@@ -66,6 +67,7 @@ def test_the_daemon_takes_the_hard_limit_of_files_and_saves_address_space_if_tha
     assert done.stdout.strip() == f"(400, 400) {' '.join(SMALLER.values() if limited else ['None'] * len(SMALLER))}"
 
 
+@pytest.mark.promise("low-found-check-start")
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_what_is_too_low_is_found_by_check_and_at_the_start(command: str) -> None:
     limits = ["prlimit", f"--as={512 * MIB}"]

@@ -7,6 +7,7 @@ import pytest
 from producerd.config.redaction import MAX_LEVELS, MAX_SHOWN, redacted_url, shown
 
 
+@pytest.mark.promise("url-shown-login-query")
 @pytest.mark.parametrize(
     ("url", "text"),
     [

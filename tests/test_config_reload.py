@@ -28,6 +28,7 @@ def test_nothing_changed() -> None:
     assert found == Reload(settings(*same), (), ())
 
 
+@pytest.mark.promise("change-daemon-runs-new")
 def test_what_can_change_while_the_daemon_runs_is_new_and_the_rest_waits_for_a_restart() -> None:
     found = reloaded(
         ["region=eu-west-1", "log_level=info"],
@@ -44,6 +45,7 @@ def test_what_can_change_while_the_daemon_runs_is_new_and_the_rest_waits_for_a_r
     )
 
 
+@pytest.mark.promise("open-stream-keeps-stands")
 def test_an_open_stream_keeps_what_it_stands_on_and_one_that_is_not_open_is_all_new() -> None:
     before = ["streams.a.queue_limit=1000000", "streams.b.queue_limit=1000000"]
     after = [f"streams.{name}.{one}" for name in "ab" for one in ("queue_limit=5000", "aggregation=kpl", "region=x")]
@@ -56,6 +58,7 @@ def test_an_open_stream_keeps_what_it_stands_on_and_one_that_is_not_open_is_all_
     assert found.needs_restart == ('streams."a".region: "" -> "x"', 'streams."a".aggregation: "none" -> "kpl"')
 
 
+@pytest.mark.promise("defaults-those-open")
 def test_the_defaults_are_those_of_every_open_stream_without_a_table() -> None:
     after = ["aggregation=kpl", "queue_limit=7"]
     found = reloaded([], after, "unlisted")
@@ -82,6 +85,7 @@ def test_tables_that_come_and_go() -> None:
     assert found.needs_restart == ()
 
 
+@pytest.mark.promise("defaults-those-open")
 def test_a_table_that_is_gone_stays_while_its_open_stream_cannot_do_without() -> None:
     found = reloaded(["streams.a.stream_name=other", "streams.a.queue_limit=5"], ["queue_limit=6"], "a")
     assert (found.config.stream("a").stream_name, found.config.stream("a").queue_limit) == ("other", 6)
@@ -105,6 +109,7 @@ def test_secrets_are_never_shown() -> None:
     assert "secret" not in repr((found.changes, found.needs_restart))
 
 
+@pytest.mark.promise("old-new-settings-agree")
 def test_old_and_new_settings_that_do_not_agree_are_refused_and_named() -> None:
     smaller = ["max_frame_bytes=64 KiB", "node_queue_limit_bytes=16 MiB", "queue_limit=5"]
     before = settings()
@@ -151,6 +156,7 @@ def test_a_second_reload_goes_from_what_is_in_effect() -> None:
     assert again.config == found.config
 
 
+@pytest.mark.promise("open-stream-table-gone")
 def test_an_open_stream_whose_table_is_gone_is_not_open_to_everybody() -> None:
     found = reloaded(["streams.orders.allowed_uids=7"], [], "orders")
     assert found.config.stream("orders").allowed_uids == {7}

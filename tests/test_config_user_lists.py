@@ -21,6 +21,7 @@ def allowed(name: str, uid: int | None, *sets: str) -> bool:
     return UserLists(load(sets=sets, environ=NOBODY)).why_not(name, uid) is None
 
 
+@pytest.mark.promise("write-stream-names")
 @pytest.mark.parametrize(
     "etl",
     [
@@ -47,6 +48,7 @@ def test_who_may_not_write_to_a_stream_may_not_by_its_other_names(
     )
 
 
+@pytest.mark.promise("write-stream-names")
 @pytest.mark.parametrize(
     ("etl", "node"),
     [
@@ -71,6 +73,7 @@ def test_where_only_listed_streams_are_allowed_any_other_name_of_a_stream_is_ref
     assert lists.why_not("a/b", ROOT) is None, "no table could have this name: it is refused for that"
 
 
+@pytest.mark.promise("write-stream-names")
 def test_where_several_tables_lead_to_one_stream_each_goes_by_its_own_list() -> None:
     """A name without a list is for those who are on all of them, and so is one that has only the defaults' list."""
     sets = [

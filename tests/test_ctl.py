@@ -47,6 +47,7 @@ def asked(capsys: pytest.CaptureFixture[str], where: DaemonProcess | Path, *argu
     return code, said.out, said.err
 
 
+@pytest.mark.promise("shards-full-few-none")
 def test_it_names_the_hot_shard_its_share_and_whoever_waits(capsys: pytest.CaptureFixture[str]) -> None:
     fake = FakeKinesis()
     fake.enforce_limits = True
@@ -211,6 +212,7 @@ def test_whoever_else_answers_is_no_daemon(capsys: pytest.CaptureFixture[str], b
         assert err.startswith("producerctl: no daemon answers: ")
 
 
+@pytest.mark.promise("order-daemon-received")
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\nno"])
 def test_an_order_that_one_daemon_has_received_goes_to_no_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes

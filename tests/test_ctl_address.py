@@ -27,6 +27,7 @@ ENVIRONMENTS = [
 FILES = ["", '\ufeffsocket = "/f/c.sock"\n', 'admin_socket = "/f/d"\n', 'socket = "/f/c.sock"\nadmin_socket = "/f/d"\n']
 
 
+@pytest.mark.promise("looks-daemon-settings")
 @pytest.mark.parametrize("text", FILES)
 @pytest.mark.parametrize("environ", ENVIRONMENTS, ids=str)
 def test_it_looks_where_the_daemon_s_settings_put_the_socket(

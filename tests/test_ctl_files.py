@@ -31,6 +31,7 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.promise("file-could-read-replaced")
 def test_a_file_that_others_could_read_is_replaced_by_one_they_cannot(target: Path) -> None:
     with target.open() as opened_before, whole_file(str(target), 0o600) as file:
         file.write(b"new")
@@ -46,6 +47,7 @@ def test_a_link_is_replaced_and_what_it_names_stays(target: Path) -> None:
     assert (link.is_symlink(), link.read_text(), target.read_text()) == (False, "new", "former")
 
 
+@pytest.mark.promise("file-could-read-replaced")
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_write_that_fails_leaves_the_former_file_and_no_other(target: Path, error: BaseException) -> None:
     def write() -> None:
@@ -92,6 +94,7 @@ def test_two_bundles_of_one_second_have_names_of_their_own(
     assert sorted(os.listdir(tmp_path)) == names
 
 
+@pytest.mark.promise("bundle-standard-output", "bundle-standard-output-file")
 def test_a_bundle_goes_to_the_standard_output_where_no_file_can_be_written(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:

@@ -61,6 +61,7 @@ def stored(fake: FakeKinesis, stream: str = "flights") -> int:
 # ---- flush
 
 
+@pytest.mark.promise("flush-returns-accepted")
 def test_flush_returns_when_all_that_was_accepted_is_stored_and_says_how_much(
     capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_flush_of_a_stream_that_nobody_knows_is_refused(
 # ---- pause and resume
 
 
+@pytest.mark.promise("paused-stream-sends")
 def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
     capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
         assert isinstance(message, frames.Grant)
 
 
+@pytest.mark.promise("stream-settings-paused")
 def test_a_stream_with_settings_can_be_paused_before_its_first_client(
     capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -191,6 +194,7 @@ def test_a_stream_with_settings_can_be_paused_before_its_first_client(
 # ---- drain
 
 
+@pytest.mark.promise("drain-wait-ends-real")
 def test_drain_delivers_what_is_queued_and_then_the_daemon_has_stopped(
     capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -235,6 +239,7 @@ def has_memory(pid: int) -> bool:
         return False
 
 
+@pytest.mark.promise("drain-wait-ends-real")
 def test_drain_with_wait_ends_with_a_real_daemon(
     capsys: pytest.CaptureFixture[str], server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -305,6 +310,7 @@ def test_a_signal_cuts_the_emptying_short(
         assert running.wait() == 0
 
 
+@pytest.mark.promise("second-drain-less-time")
 def test_a_second_drain_with_less_time_shortens_the_first_and_none_lengthens_it(
     server: FakeServer, fake: FakeKinesis
 ) -> None:
@@ -327,6 +333,7 @@ def test_a_second_drain_with_less_time_shortens_the_first_and_none_lengthens_it(
 # ---- settings
 
 
+@pytest.mark.promise("reload-changes-limits")
 def test_reload_changes_limits_under_way_and_refuses_what_does_not_hold(
     capsys: pytest.CaptureFixture[str], server: FakeServer
 ) -> None:
@@ -366,6 +373,7 @@ def test_reload_changes_limits_under_way_and_refuses_what_does_not_hold(
             until(lambda: "WARNING producerd: a setting exposes something to others" in running.log)
 
 
+@pytest.mark.promise("reload-changes-limits")
 def test_sighup_reloads_also_under_load(server: FakeServer, fake: FakeKinesis) -> None:
     """Nothing of what is on its way is lost, whichever limit holds."""
     with directory() as path:
@@ -428,6 +436,7 @@ def test_a_time_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str], 
 # ---- put, top, dump
 
 
+@pytest.mark.promise("put-sends-line-record")
 def test_put_sends_each_line_as_a_record(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -468,6 +477,7 @@ def test_top_has_rates(capsys: pytest.CaptureFixture[str], server: FakeServer) -
         assert "\x1b" not in out, "only on a terminal"
 
 
+@pytest.mark.promise("dump-records-secrets")
 def test_the_dump_has_all_but_records_and_secrets(capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
     environ = {"AWS_ACCESS_KEY_ID": "AKIDSECRET", "AWS_SECRET_ACCESS_KEY": "hushhush"}
     with daemon(server.url, environ=environ) as running, session(running) as client:
@@ -485,6 +495,7 @@ def test_the_dump_has_all_but_records_and_secrets(capsys: pytest.CaptureFixture[
             assert secret not in out
 
 
+@pytest.mark.promise("answers-once")
 def test_it_answers_at_once() -> None:
     """Under 0.2 s on an idle machine: told in CPU, as others may be at work here."""
     code = "import time; import producerd.ctl; print(time.process_time())"
@@ -512,6 +523,7 @@ def by(uid: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, input="x\n", cwd=ROOT)
 
 
+@pytest.mark.promise("another-user-administer", "another-user-administer-even")
 @as_root
 def test_another_user_may_not_administer_even_where_the_sockets_mode_lets_it(server: FakeServer) -> None:
     with daemon(server.url) as running:
@@ -528,6 +540,7 @@ def test_another_user_may_not_administer_even_where_the_sockets_mode_lets_it(ser
         assert running.process.poll() is None
 
 
+@pytest.mark.promise("another-user-administer", "listed-users-send")
 @as_root
 def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> None:
     """The daemon refuses the others with the reason, and counts them.  The kernel says who they are."""

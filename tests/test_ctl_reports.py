@@ -63,6 +63,7 @@ def test_a_bundle_takes_the_name_of_any_file_of_settings(
 # ---- profile
 
 
+@pytest.mark.promise("profile-time-ends-client")
 def test_a_profile_is_stacks_of_places_and_how_often_each_was_seen(
     capsys: pytest.CaptureFixture[str], server: FakeServer, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_profile_is_stacks_of_places_and_how_often_each_was_seen(
     assert re.fullmatch(f"{head}\n{places}", told.err), told.err
 
 
+@pytest.mark.promise("profile-time-ends-client")
 def test_one_profile_at_a_time_and_it_ends_with_its_client(
     capsys: pytest.CaptureFixture[str], server: FakeServer
 ) -> None:
@@ -133,6 +135,7 @@ SECRETS = (b"the payload", b"the key", b"AKIDSECRET", b"hushhush", b"external-hu
 """What a record holds, also in base64, and what the daemon's environment and settings do."""
 
 
+@pytest.mark.promise("bundle-report-needs")
 def test_a_bundle_has_what_a_report_needs_and_neither_records_nor_secrets(
     capsys: pytest.CaptureFixture[str], server: FakeServer, tmp_path: Path
 ) -> None:

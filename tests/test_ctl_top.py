@@ -101,6 +101,7 @@ def blocked() -> Iterator[DaemonProcess]:
         yield running
 
 
+@pytest.mark.promise("terminal-shows-streams")
 @needs_tmux
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50), (40, 12)])
 def test_a_terminal_shows_streams_in_trouble_and_their_shards(blocked: DaemonProcess, columns: int, lines: int) -> None:
@@ -124,6 +125,7 @@ def test_a_terminal_shows_streams_in_trouble_and_their_shards(blocked: DaemonPro
         assert "Traceback" not in shown.shown()
 
 
+@pytest.mark.promise("terminal-shows-streams")
 @needs_tmux
 def test_a_terminal_without_rich_shows_plain_text(blocked: DaemonProcess) -> None:
     with terminal(blocked, 120, 30, "-c", WITHOUT_RICH) as shown:
@@ -156,6 +158,7 @@ def stored_per_second(reading: StatusPair) -> str:
     return row.split()[head.split().index("STORED/S")]
 
 
+@pytest.mark.promise("top-daemon-restarts")
 @pytest.mark.parametrize(
     ("before", "now", "seconds", "rate"),
     [
@@ -184,6 +187,7 @@ class Restarting:
         return answer
 
 
+@pytest.mark.promise("top-daemon-restarts")
 def test_top_goes_on_while_a_daemon_restarts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_metric_or_label_that_does_not_exist_is_found(expression: str, wrong: 
     assert unknown(expression) == wrong
 
 
+@pytest.mark.promise("usual-scrape-alerts")
 @pytest.mark.parametrize("expression", [*expressions(), *RULE_EXPRESSIONS])
 def test_the_usual_scrape_has_all_that_alerts_and_the_dashboard_need(expression: str) -> None:
     """A value that an expression names is there before it occurs, since `increase()` does not see its first time."""
@@ -205,6 +206,7 @@ needs_types = pytest.mark.skipif(
 )
 
 
+@pytest.mark.promise("dashboard-form-grafanas")
 @needs_types
 def test_the_dashboard_has_the_form_of_grafanas_own_types() -> None:
     assert misfits(DASHBOARD) == []

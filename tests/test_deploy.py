@@ -39,6 +39,7 @@ def bootstrap_function(name: str) -> str:
     return found[0]
 
 
+@pytest.mark.promise("emrs-bootstrap-removes")
 @pytest.mark.parametrize("in_use", ["0123456789abcdef", None])
 def test_emrs_bootstrap_removes_nothing_that_it_has_not_made(tmp_path: Path, in_use: str | None) -> None:
     """And of its own it leaves the environment in use and its folder of work.  Uninstalling leaves nothing."""
@@ -63,6 +64,7 @@ def test_the_chart_has_the_version_of_what_it_installs() -> None:
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
+@pytest.mark.promise("settings-hold-whatever")
 def test_the_settings_on_the_page_for_emr_hold() -> None:
     example = (ROOT / "docs/use/emr.md").read_text().partition("```json\n")[2].partition("```")[0]
     (action,) = json.loads(example)

@@ -18,6 +18,7 @@ def found(tmp_path: Path, place: str, source: str) -> list[str]:
     return list(violations(tmp_path))
 
 
+@pytest.mark.promise("tree-clean")
 def test_this_tree_is_clean() -> None:
     assert list(violations(ROOT)) == []
 
@@ -28,6 +29,7 @@ def test_this_tree_is_looked_at() -> None:
     assert (ROOT / "producerd" / "errors.py").is_file()
 
 
+@pytest.mark.promise("tree-clean")
 @pytest.mark.parametrize(
     ("place", "source", "reason"),
     [

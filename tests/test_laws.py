@@ -46,15 +46,18 @@ def test_the_table_was_found() -> None:
     assert {"QueueBudget", "AdmissionGate", "wire", "Pipeline"} <= owners()
 
 
+@pytest.mark.promise("owner-test-law")
 @pytest.mark.parametrize("owner", sorted(owners()))
 def test_each_owner_has_a_test_of_its_law(owner: str) -> None:
     assert owner in marked(), f'no test is marked with @pytest.mark.law("{owner}")'
 
 
+@pytest.mark.promise("owner-test-law")
 def test_no_test_shows_the_law_of_nobody() -> None:
     assert set(marked()) <= owners()
 
 
+@pytest.mark.promise("owner-test-law")
 def test_no_law_is_an_assert_statement_which_python_leaves_out_with_its_option_o() -> None:
     """The core's only ones tell a type checker that something is not None."""
     for path in sorted((ROOT / "producerd" / "core").rglob("*.py")):

@@ -6,6 +6,8 @@ import importlib.metadata
 import re
 from typing import Final
 
+import pytest
+
 from tests.licences import LOCKS, locked, page, rows
 from tools import ROOT
 
@@ -43,11 +45,13 @@ def told_by(name: str) -> str:
     return " ".join([*"".join(metadata.get_all("License", [])).splitlines()[:1], *classifiers])
 
 
+@pytest.mark.promise("package-locks-row")
 def test_every_package_of_the_locks_has_its_row_and_no_other_has() -> None:
     """A new dependency needs a row, so that its author looks at its licence."""
     assert rows().keys() == {name for lock in LOCKS for name in locked(lock)}
 
 
+@pytest.mark.promise("package-locks-row")
 def test_each_licence_is_what_the_packages_own_metadata_say() -> None:
     """Of those that are installed here: some are for other systems."""
     told = {name: families(text) for name in rows() if (text := told_by(name))}

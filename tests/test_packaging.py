@@ -78,6 +78,7 @@ def test_a_build_makes_the_pexes_that_it_is_asked_for(
     assert asked == {"pexes": pexes, "sbom": "--sbom" in arguments}
 
 
+@pytest.mark.promise("wheel-installs-bare")
 def test_the_wheel_installs_bare_and_the_client_imports(
     dist: Path, bare_python: Path, pip: Callable[..., None]
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_wheel_installs_bare_and_the_client_imports(
     assert (bare_python.parent / "producerd").is_file()
 
 
+@pytest.mark.promise("wheel-installs-bare")
 def test_the_zip_on_the_path_is_enough_for_the_client(dist: Path, bare_python: Path) -> None:
     client = dist / f"producerd-client-{__version__}.zip"
     where, *loaded = ask(bare_python, IMPORT_CLIENT, PYTHONPATH=str(client)).split()
@@ -96,6 +98,7 @@ def test_the_zip_on_the_path_is_enough_for_the_client(dist: Path, bare_python: P
     assert loaded == ["producerd", "spark_client"]
 
 
+@pytest.mark.promise("wheel-holds-packages")
 def test_the_zip_holds_the_clients_side_and_the_licence_and_nothing_else(dist: Path) -> None:
     names = set(zipfile.ZipFile(dist / f"producerd-client-{__version__}.zip").namelist())
     assert "LICENSE" in names
@@ -103,6 +106,7 @@ def test_the_zip_holds_the_clients_side_and_the_licence_and_nothing_else(dist: P
     assert all(name.startswith((*side, "pyspark_producerd.py", "LICENSE")) for name in names)
 
 
+@pytest.mark.promise("wheel-holds-packages", "wheel-holds-packages-their")
 def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_else(dist: Path) -> None:
     names = set(zipfile.ZipFile(dist / f"producerd-{__version__}-py3-none-any.whl").namelist())
     info = f"producerd-{__version__}.dist-info"
@@ -138,6 +142,7 @@ def test_the_demos_wheel_adds_the_demo_and_the_kinesis_in_memory(
     assert said.endswith('is missing: pip install "producerd[demo]"\n')
 
 
+@pytest.mark.promise("same-tree-gives-same")
 def test_the_same_tree_gives_the_same_wheels_in_another_folder_with_other_modes(
     dist: Path, tree: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +194,7 @@ def test_a_bundle_for_emr_has_the_same_bytes_for_the_same_files(tmp_path: Path) 
     assert made[0] == made[1]
 
 
+@pytest.mark.promise("daemon-runs-extra-alone")
 def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
     dist: Path, bare_python: Path, pip: Callable[..., None], tmp_path: Path
 ) -> None:

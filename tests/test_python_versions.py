@@ -52,6 +52,7 @@ def install(python: Path) -> Callable[..., None]:
     return run
 
 
+@pytest.mark.promise("daemon-runs-extra-alone")
 @pytest.mark.parametrize("version", sorted({PYTHONS[0], PYTHONS[-1]} - {OURS}))
 def test_the_daemon_installs_from_its_wheel_and_serves(
     version: str, python: Path, install: Callable[..., None], dist: Path, tmp_path: Path
@@ -84,6 +85,7 @@ def test_the_daemon_installs_from_its_wheel_and_serves(
     assert record.data.decode().startswith(f"from {version}.")
 
 
+@pytest.mark.promise("wheel-installs-bare")
 @pytest.mark.parametrize("version", ["3.9"])
 @pytest.mark.parametrize("shipped", ["wheel", "zip"])
 def test_the_client_imports_on_the_oldest_python(
@@ -101,6 +103,7 @@ def test_the_client_imports_on_the_oldest_python(
     assert told.stdout.startswith(f"({version.replace('.', ', ')}) {env.get('PYTHONPATH', python.parent.parent)}/")
 
 
+@pytest.mark.promise("daemon-says-python-needs")
 @pytest.mark.parametrize("version", ["3.9", "3.10"])
 def test_the_daemon_says_which_python_it_needs_and_producerctl_runs(
     version: str, python: Path, install: Callable[..., None], dist: Path

@@ -68,17 +68,20 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise("tag-version-released")
 def test_the_tag_of_the_version_may_be_released_with_the_changelogs_lines(tree: Path) -> None:
     assert list(release.problems("v1.2.3", tree)) == []
     assert release.notes("1.2.3", tree) == "- New."
 
 
+@pytest.mark.promise("tag-version-released")
 @pytest.mark.parametrize("tag", ["1.2.3", "v1.2", "v1.2.4", "v1.2.3rc1", "v1.2.30"])
 def test_no_other_tag_may_be_released(tree: Path, tag: str) -> None:
     (problem,) = release.problems(tag, tree)
     assert problem.startswith("producerd.__version__ is 1.2.3: the tag must be v1.2.3")
 
 
+@pytest.mark.promise("tag-version-released")
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
@@ -113,6 +116,7 @@ def test_the_changelogs_first_release_fits_on_a_screen() -> None:
     assert 0 < len(first) <= FIRST_RELEASE_LINES
 
 
+@pytest.mark.promise("pages-name-files-version")
 def test_the_pages_name_the_files_of_this_version() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     named = {
@@ -123,6 +127,7 @@ def test_the_pages_name_the_files_of_this_version() -> None:
     assert named == {__version__}
 
 
+@pytest.mark.promise("page-releases-names")
 def test_the_page_of_releases_names_each_file_that_is_built(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Path] = []
 
@@ -151,6 +156,7 @@ def test_the_page_of_support_has_a_row_for_each_version_that_the_wire_knows() ->
     assert sorted(rows) == sorted(path.name for path in (ROOT / "tests/wire/golden").glob("[0-9]*"))
 
 
+@pytest.mark.promise("job-needs")
 @pytest.mark.parametrize("job", list(jobs()), ids=lambda job: job.name)
 def test_each_job_may_do_what_it_needs_and_no_more(job: Job) -> None:
     """A workflow grants all its jobs reading at most."""
@@ -162,12 +168,14 @@ def test_each_job_may_do_what_it_needs_and_no_more(job: Job) -> None:
     assert {name for name, right in granted.items() if right == "read"} <= {"contents"}
 
 
+@pytest.mark.promise("job-needs")
 def test_each_action_is_pinned_to_a_major_version_or_a_digest() -> None:
     used = {step["uses"] for step in steps() if "uses" in step}
     assert len(used) > 5
     assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|[0-9a-f]{40})", name)] == []
 
 
+@pytest.mark.promise("actionlint-finds-nothing")
 def test_each_command_of_a_workflow_runs_what_is_here() -> None:
     words = [word.strip(";()") for line in commands() for word in shlex.split(line, comments=True)]
     paths = {word for word in words if re.match(r"(\./|\.ci/|deploy/|docs/|tests/|tools/)", word)}
@@ -198,6 +206,7 @@ def test_new_lock_files_are_proposed_unless_they_already_are(tmp_path: Path, ope
     assert calls[-1] == "workflow run checks.yml --ref locks"
 
 
+@pytest.mark.promise("actionlint-finds-nothing")
 def test_the_release_job_finds_the_image_s_one_base_and_its_arguments() -> None:
     (find,) = (line for line in commands() if "ARG BASE" in line)
     found = subprocess.run(
@@ -215,6 +224,7 @@ def test_each_path_that_has_an_owner_exists() -> None:
     assert [path for path in paths if "*" not in path and not (ROOT / path.lstrip("/")).exists()] == []
 
 
+@pytest.mark.promise("actionlint-finds-nothing")
 def test_actionlint_finds_nothing_in_the_workflows() -> None:
     actionlint = shutil.which("actionlint")
     if not actionlint:

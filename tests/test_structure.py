@@ -57,6 +57,7 @@ def floors(of: Mapping[str, set[str]]) -> dict[str, int]:
     return heights
 
 
+@pytest.mark.promise("rooms-core-stand-few")
 def test_no_module_imports_itself_by_way_of_others() -> None:
     packages = {name.rpartition(".")[0] for name in modules()}
     floors({name: others - packages for name, others in arrows().items()})
@@ -79,6 +80,7 @@ def test_an_imported_test_module_is_named() -> None:
     assert imported_test_modules(tree) == ["tests.a.test_b.c", "tests.test_d"]
 
 
+@pytest.mark.promise("rooms-core-stand-few")
 def test_the_rooms_of_the_core_stand_on_few_floors() -> None:
     """A room is a folder of core/ or a module in it."""
     rooms: dict[str, set[str]] = {}
@@ -116,6 +118,7 @@ OWNED = ("producerd.core.", "producerd.runtime.")
 REACHES_INTO_LIBRARIES = "producerd.runtime.aws.internals"
 
 
+@pytest.mark.promise("rooms-core-stand-few")
 def test_no_module_writes_attributes_of_another_s_classes() -> None:
     owned = {name: tree for name, tree in modules().items() if name.startswith(OWNED)}
     del owned[REACHES_INTO_LIBRARIES]

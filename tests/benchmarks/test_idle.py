@@ -62,6 +62,7 @@ def test_a_daemon_loads_no_pandas_though_it_is_installed(aggregation: str) -> No
     assert "/pandas/" not in files
 
 
+@pytest.mark.promise("daemon-nothing-uses")
 @pytest.mark.slow
 def test_a_daemon_with_nothing_to_do_uses_under_half_a_percent_of_a_core() -> None:
     """Alone, scraped, and with ten sessions that rest: by processor time, the median of four times 8 s.

@@ -72,6 +72,7 @@ def test_an_endpoint_that_answers_nothing_but_a_bare_400_is_given_up_as_well() -
     assert ends(frame) == (0, 3, {Code.UNREACHABLE})
 
 
+@pytest.mark.promise("whatever-pass-waited")
 @pytest.mark.parametrize("failure", PASSES)
 def test_whatever_may_pass_is_waited_for(failure: RequestFailed) -> None:
     desk, _ = desk_with()

@@ -177,6 +177,7 @@ class Fleet:
         return Window(sum(stored) / possible, self.throttled / self.entries, min(stored) * len(stored) / possible)
 
 
+@pytest.mark.promise("fleet-shares-quota")
 @pytest.mark.slow
 @pytest.mark.law("Pacer")
 @pytest.mark.parametrize(("load", "seconds"), [(0.5, 15), (1.0, 15), (3.0, 30)])
@@ -195,6 +196,7 @@ def test_a_fleet_shares_the_quota(load: float, seconds: int) -> None:
         assert window.least >= 1 / 3, told
 
 
+@pytest.mark.promise("order-per-key-costs")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregate", "record_bytes", "keys", "least", "most"),

@@ -166,6 +166,7 @@ class Daemon:
         self._read_shards()
 
 
+@pytest.mark.promise("2000-daemons-start-once")
 @pytest.mark.slow
 def test_2000_daemons_that_start_at_once_all_store_within_a_minute_and_none_starves() -> None:
     fleet = Fleet()

@@ -62,6 +62,7 @@ def shard_of(world: World, key: bytes) -> str:
     return next(shard.shard_id for shard in world.stream.open_shards if shard.start <= hash_key <= shard.end)
 
 
+@pytest.mark.promise("shards-full-few-none")
 @STREAMS
 def test_shards_that_are_all_full_are_too_few_and_none_of_them_is_hot(
     shards: int, fraction: float, limit_records: int
@@ -76,6 +77,7 @@ def test_shards_that_are_all_full_are_too_few_and_none_of_them_is_hot(
     assert all(holding.by_records and not holding.throttled for holding in seen if holding.cause == "shard_rate")
 
 
+@pytest.mark.promise("shards-full-few-none")
 @STREAMS
 def test_a_shard_with_a_hot_key_is_named_while_the_others_have_room(
     shards: int, fraction: float, limit_records: int
@@ -103,6 +105,7 @@ def test_two_hot_shards_are_named_one_or_the_other() -> None:
     assert all(holding.cause == "hot_shard" and holding.shard_id in hot for holding in looks(world, 4.0))
 
 
+@pytest.mark.promise("shards-full-few-none")
 def test_a_shard_that_another_producer_fills_is_named_though_keys_are_even() -> None:
     """The callers wait for it, so that the others store no more than it does, and have room."""
     world = loaded(World(shards=4, limit_records=1_000))

@@ -32,6 +32,7 @@ def test_the_kept_verdicts_are_of_every_kind() -> None:
     assert min(kinds[kind] for kind in (PLAIN, FAILS, True, False)) > 40
 
 
+@pytest.mark.promise("throws-aggregate-record")
 def test_each_payload_is_taken_split_or_refused_as_the_kcl_takes_it() -> None:
     assert disagreements(MUTANTS, VERDICTS) == []
 

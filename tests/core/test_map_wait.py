@@ -90,6 +90,7 @@ def test_aggregates_wait_for_the_map_and_go_out_when_it_comes() -> None:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("list-fails-now-waited", "list-fails-now-waited-records")
 @pytest.mark.parametrize(("code", "message"), TRANSIENT, ids=[code for code, _ in TRANSIENT])
 def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code: str, message: str) -> None:
     desk = Late()
@@ -117,6 +118,7 @@ def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("list-fails-now-waited-records")
 @pytest.mark.parametrize("first", ["the list", "the summary"])
 def test_the_wait_counts_from_the_first_answer_of_the_service_to_any_call(first: str) -> None:
     desk = Late()
@@ -180,6 +182,7 @@ def test_a_reload_leaves_what_waits_its_patience() -> None:
 # ---- a denial
 
 
+@pytest.mark.promise("list-shards-plain-records")
 def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
     desk = Late()
     frame = desk.submit(20)
@@ -245,6 +248,7 @@ def test_a_stream_that_distributes_its_records_itself_is_refused_at_once_though_
 # ---- plain records
 
 
+@pytest.mark.promise("list-fails-now-waited-records")
 @pytest.mark.law("Lane")
 @pytest.mark.parametrize("aggregate", [True, False])
 def test_records_that_go_plain_for_lack_of_a_list_keep_one_shards_pace(aggregate: bool) -> None:
@@ -266,6 +270,7 @@ def test_records_that_go_plain_for_lack_of_a_list_keep_one_shards_pace(aggregate
         assert sent == 9_000
 
 
+@pytest.mark.promise("waits-list-comes-sorted")
 @pytest.mark.law("Lane")
 def test_what_waits_when_the_list_comes_is_sorted_by_it_and_aggregated_again() -> None:
     desk = Late(shard_rate_fraction=1.0, max_in_flight_requests=1)
@@ -315,6 +320,7 @@ def test_what_is_held_alone_when_the_list_is_given_up_goes_plain_too() -> None:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("waits-list-comes-sorted")
 @pytest.mark.law("Lane")
 @pytest.mark.parametrize("then", ["the list comes", "it is given up"])
 def test_with_per_key_nothing_overtakes_what_is_on_its_way_when_the_list_comes_or_goes(then: str) -> None:
@@ -380,6 +386,7 @@ def late_service() -> Service:
     return service
 
 
+@pytest.mark.promise("rows-aggregates-wait")
 def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> None:
     service = late_service()
     desk = service.desk
@@ -505,6 +512,7 @@ def test_a_denial_leaves_alone_what_is_being_sorted_and_goes_plain() -> None:
 # ---- the list is missed again
 
 
+@pytest.mark.promise("list-fails-now-waited-records")
 def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain() -> None:
     desk = Desk(even_map(2), aggregate=True)
     desk.submit(1)
@@ -533,6 +541,7 @@ def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then
     assert desk.is_empty()
 
 
+@pytest.mark.promise("list-fails-now-waited-records")
 @pytest.mark.law("Lane")
 def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> None:
     """Its lanes are another stream's; what waits in them goes plain, too."""

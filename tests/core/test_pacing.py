@@ -114,6 +114,7 @@ def most_above_line(sent: list[tuple[float, int]], rate: float, burst: float) ->
     return worst
 
 
+@pytest.mark.promise("over-time-sent-rate")
 @pytest.mark.law("Pacer")
 @pytest.mark.parametrize("seed", range(30))
 def test_over_any_time_no_more_is_sent_than_the_rate_and_one_second_s_or_the_largest_entry(seed: int) -> None:
@@ -127,6 +128,7 @@ def test_over_any_time_no_more_is_sent_than_the_rate_and_one_second_s_or_the_lar
     assert most_above_line(by_records, fraction * 1_000, max(1.0, fraction * 1_000)) <= 1e-2
 
 
+@pytest.mark.promise("over-time-sent-rate")
 @pytest.mark.law("Pacer")
 @pytest.mark.parametrize("largest", [MAX_BYTES, MIB, LARGEST])
 def test_a_full_bucket_lets_any_entry_go_and_falls_into_debt(largest: int) -> None:
@@ -823,6 +825,7 @@ def test_a_lane_that_is_left_alone_has_its_shard_soon() -> None:
     assert model.watch(10.0).used >= 0.9
 
 
+@pytest.mark.promise("once")
 @pytest.mark.law("Pacer")
 @pytest.mark.parametrize("aggregate", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fifty_lanes_with_three_times_the_quota_share_it_also_after_half_of_them_restarted(aggregate: bool) -> None:
@@ -861,6 +864,7 @@ def test_a_shard_that_gives_less_than_its_quota_is_used_all_the_same(gives: floa
     assert seen.throttled < 0.05
 
 
+@pytest.mark.promise("once")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lanes", "record_bytes", "seconds", "used", "throttled", "least"),
@@ -903,6 +907,7 @@ def storm(model: OneShard, seconds: float) -> float:
     return model.watch(seconds).entries / seconds
 
 
+@pytest.mark.promise("storm-entry-throttled")
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 25.0, 60.0])
 @pytest.mark.parametrize("aggregate", [True, False])
 def test_a_lone_lane_has_its_shard_within_five_seconds_of_a_storm(aggregate: bool, seconds: float) -> None:
@@ -914,6 +919,7 @@ def test_a_lone_lane_has_its_shard_within_five_seconds_of_a_storm(aggregate: boo
     assert sum(model.watch(0.5).used >= 0.9 for _ in range(10)) >= 4
 
 
+@pytest.mark.promise("storm-entry-throttled")
 @pytest.mark.parametrize("aggregate", [True, False])
 def test_storms_that_come_again_and_again_do_not_slow_the_return(aggregate: bool) -> None:
     model = OneShard(1, aggregate=aggregate)
@@ -926,6 +932,7 @@ def test_storms_that_come_again_and_again_do_not_slow_the_return(aggregate: bool
     assert min(returned) >= 0.5, returned
 
 
+@pytest.mark.promise("end-storm-wakes")
 @pytest.mark.law("Pacer")
 @pytest.mark.parametrize(
     ("lanes", "load", "aggregate", "throttled"),
@@ -969,6 +976,7 @@ class _AtRandom(FakeShard):
         return self._random.random() > 0.1 and super().admit(size, now)
 
 
+@pytest.mark.promise("throttles-random-leave")
 def test_throttles_at_random_leave_a_lane_a_few_entries_a_second() -> None:
     """As if others took the shard's quota, whatever is left of it."""
     model = OneShard(1, aggregate=False)

@@ -64,6 +64,7 @@ def go_on(desk: Desk, seconds: float = 6.0) -> None:
 # ---- plain records
 
 
+@pytest.mark.promise("order-per-key-costs")
 @pytest.mark.law("Lane")
 def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait() -> None:
     desk = ordered()
@@ -82,6 +83,7 @@ def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait()
     assert desk.is_empty()
 
 
+@pytest.mark.promise("consumer-reads-key-order")
 @pytest.mark.law("Lane")
 def test_rows_wait_for_earlier_ones_of_their_partition_key_whatever_their_hash_keys() -> None:
     """A row without a partition key waits for earlier ones of its hash key."""
@@ -191,6 +193,7 @@ def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
 # ---- aggregates
 
 
+@pytest.mark.promise("order-per-key-costs")
 @pytest.mark.law("Lane")
 @pytest.mark.parametrize("bound", [{"aggregate_max_bytes": 400}, {"aggregate_max_records": 3}])
 def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound: dict[str, int]) -> None:
@@ -287,6 +290,7 @@ def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
 # ---- shards that split and merge
 
 
+@pytest.mark.promise("consumer-reads-key-order")
 @pytest.mark.law("Lane")
 @pytest.mark.parametrize("aggregate", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(even_map(1), HALVES), (even_map(2), MERGED)])
@@ -454,6 +458,7 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
     assert desk.is_empty()
 
 
+@pytest.mark.promise("consumer-reads-key-order")
 @pytest.mark.law("Lane")
 @pytest.mark.parametrize("seed", range(24))
 def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(seed: int) -> None:
@@ -503,6 +508,7 @@ def fail_row(desk: Desk, name: bytes) -> Sent:
     return sent
 
 
+@pytest.mark.promise("session-failed-spends")
 @pytest.mark.law("Row")
 def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -> None:
     desk = ordered(request_max_records=1)
@@ -525,6 +531,7 @@ def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -
     assert desk.is_empty()
 
 
+@pytest.mark.promise("session-failed-spends")
 def test_a_session_that_has_failed_spends_no_probe_of_a_stream_that_is_refused() -> None:
     """None of its rows is sent, so its frames would keep the stream refused for everybody."""
     desk = ordered(permanent_error_grace_seconds=0.0)
@@ -537,6 +544,7 @@ def test_a_session_that_has_failed_spends_no_probe_of_a_stream_that_is_refused()
     assert desk.pipeline.refuses(desk.now, owner="other") is None, "the probe is still there"
 
 
+@pytest.mark.promise("session-failed-spends")
 @pytest.mark.law("Row")
 def test_rows_before_the_one_that_failed_are_still_sent() -> None:
     """They may come later in the line: the rows of a frame are sorted by shard."""
@@ -685,6 +693,7 @@ def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_af
     assert desk.is_empty()
 
 
+@pytest.mark.promise("rows-given-back-failure")
 @pytest.mark.law("Row")
 def test_rows_that_were_given_back_are_no_failure() -> None:
     desk = ordered()
@@ -695,6 +704,7 @@ def test_rows_that_were_given_back_are_no_failure() -> None:
         assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.RETURNED, Code.DRAINING)}
 
 
+@pytest.mark.promise("rows-given-back-failure")
 @pytest.mark.law("Row")
 def test_the_bad_rows_of_a_frame_whose_good_ones_are_taken_are_no_failure() -> None:
     desk = ordered()

@@ -91,6 +91,7 @@ def test_a_batch_seals_when_it_has_lingered_and_says_when_that_is() -> None:
     assert desk.pipeline.next_time() is None
 
 
+@pytest.mark.promise("flush-seals-owner-rows")
 def test_a_flush_seals_only_what_its_owner_has_rows_in() -> None:
     desk = Desk()
     desk.submit(1, owner="a")
@@ -158,6 +159,7 @@ def test_pressure_seals_while_the_only_lane_holds_off() -> None:
 # ---- throttling, retries
 
 
+@pytest.mark.promise("throttled-rows-return")
 @pytest.mark.law("Lane")
 def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> None:
     desk = Desk(even_map(2), request_max_records=4)
@@ -180,6 +182,7 @@ def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> N
     assert again.data == [b"low 1", b"low 3", b"low 4", b"low 5"]
 
 
+@pytest.mark.promise("rows-fail-wait-out-delay")
 def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored() -> None:
     desk = Desk()
     frame = desk.submit(10)
@@ -205,6 +208,7 @@ def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored(
     assert desk.is_empty()
 
 
+@pytest.mark.promise("service-hangs")
 @pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize("failure", [LOST, UNSENT, RequestFailed("ThrottlingException", "slow down", False)])
 def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
@@ -223,6 +227,7 @@ def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
     assert requests < 24 + 60, "at most one window, then about one every 2.5 s"
 
 
+@pytest.mark.promise("service-hangs")
 @pytest.mark.law("RetryPolicy")
 def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between() -> None:
     desk = Desk(even_map(8), request_max_records=1)
@@ -257,6 +262,7 @@ def test_a_hold_that_is_over_hides_no_later_time() -> None:
     assert due > desk.now
 
 
+@pytest.mark.promise("rows-stored-before-told")
 def test_rows_that_may_have_been_stored_before_are_told_as_possible_duplicates() -> None:
     desk = Desk()
     frame = desk.submit(5)
@@ -268,6 +274,7 @@ def test_rows_that_may_have_been_stored_before_are_told_as_possible_duplicates()
     assert desk.is_empty()
 
 
+@pytest.mark.promise("answers-wrong-number")
 def test_answers_with_the_wrong_number_of_results_end_unknown_at_the_third() -> None:
     desk = Desk()
     frame = desk.submit(5)
@@ -285,6 +292,7 @@ def test_answers_with_the_wrong_number_of_results_end_unknown_at_the_third() -> 
 # ---- halving
 
 
+@pytest.mark.promise("many-records-make-service")
 def test_halving_finds_the_one_bad_entry_among_500_and_stores_its_mates() -> None:
     desk = Desk()
     frame = desk.submit(500)
@@ -398,6 +406,7 @@ def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
 # ---- health
 
 
+@pytest.mark.promise("credentials-come-late")
 def test_credentials_that_come_late_end_rows_only_after_the_grace_also_where_nothing_was_stored() -> None:
     desk = Desk()
     desk.submit(3)
@@ -412,6 +421,7 @@ def test_credentials_that_come_late_end_rows_only_after_the_grace_also_where_not
     assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.CREDENTIALS, False)}
 
 
+@pytest.mark.promise("stream-never-worked")
 def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_with_the_service_s_message() -> None:
     desk = Desk(request_max_records=5)
     lanes = desk.submit(20, owner="a")
@@ -461,6 +471,7 @@ def test_a_broken_stream_refuses_callers_with_its_message_and_lets_a_probe_in() 
     assert desk.pipeline.refuses(desk.now) is None
 
 
+@pytest.mark.promise("stream-never-worked")
 def test_a_stream_that_worked_keeps_its_rows_for_the_grace_and_sends_one_request_at_a_time() -> None:
     desk = Desk(request_max_records=5, permanent_error_grace_seconds=60.0)
     desk.submit(1)
@@ -538,6 +549,7 @@ def test_a_stream_that_is_not_there_is_told_from_its_listing(code: str) -> None:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("aggregate-unknown-shard")
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_of_its_lane_is_sent_meanwhile() -> None:
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=300)
@@ -559,6 +571,7 @@ def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_
     assert desk.is_empty()
 
 
+@pytest.mark.promise("aggregate-strayed-sent")
 @pytest.mark.law("Pipeline")
 @pytest.mark.parametrize("newer", [False, True], ids=["no newer map", "a newer map"])
 def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_as_plain_records(newer: bool) -> None:
@@ -587,6 +600,7 @@ def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_
     assert desk.is_empty()
 
 
+@pytest.mark.promise("aggregate-strayed-sent")
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -> None:
     desk = Desk(even_map(2), aggregate=True)
@@ -606,6 +620,7 @@ def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -
     assert desk.is_empty()
 
 
+@pytest.mark.promise("rows-wait-lanes-sorted")
 @pytest.mark.law("ShardMap")
 def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     """After a split no aggregate mixes rows of both children; after a merge they make one line again, in order."""
@@ -630,6 +645,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("request-sent-before")
 @pytest.mark.law("ShardMap")
 def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers() -> None:
     desk = Desk(even_map(1), aggregate=True)
@@ -642,6 +658,7 @@ def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers
     assert desk.is_empty()
 
 
+@pytest.mark.promise("after-long-silence-aggregate")
 @pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("read", ["the same", "another", "not at all"])
 def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(read: str) -> None:
@@ -668,6 +685,7 @@ def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(r
     assert desk.is_empty()
 
 
+@pytest.mark.promise("after-long-silence-aggregate")
 @pytest.mark.law("ShardMap")
 def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plain_records_are_sent() -> None:
     """Throttled or broken readings settle nothing.  Without a limit each aggregate would be stored once for nothing."""
@@ -705,6 +723,7 @@ def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plai
     assert desk.is_empty()
 
 
+@pytest.mark.promise("after-long-silence-aggregate")
 @pytest.mark.law("ShardMap")
 def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_it() -> None:
     desk = Desk(even_map(1), aggregate=True)
@@ -730,6 +749,7 @@ def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_i
     assert desk.is_empty()
 
 
+@pytest.mark.promise("after-long-silence-aggregate")
 @pytest.mark.law("ShardMap")
 def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
     desk = Desk(even_map(1), aggregate=True)
@@ -748,6 +768,7 @@ def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("after-long-silence-aggregate")
 @pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("stage", ["in a lane", "in flight", "while it is sorted"])
 @pytest.mark.parametrize("seen", ["by its listing", "by its refusal"])
@@ -793,6 +814,7 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
     assert desk.is_empty()
 
 
+@pytest.mark.promise("raw-record-delivered")
 @pytest.mark.law("ShardMap")
 def test_a_raw_record_is_delivered_wherever_it_was_stored() -> None:
     for aggregate in (False, True):
@@ -1143,6 +1165,7 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
     assert not desk.pipeline.forget_shards(desk.now + 10**6), "the count of idle time begins again"
 
 
+@pytest.mark.promise("lanes-request-answer")
 @pytest.mark.law("Lane")
 def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answer_in_time() -> None:
     desk = Desk(even_map(2))

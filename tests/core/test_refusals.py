@@ -34,6 +34,7 @@ def refuses_bad_with(failed: RequestFailed) -> Callable[[Sent], RequestFailed | 
     return lambda sent: failed if any(data.startswith(b"bad") for data in sent.users) else None
 
 
+@pytest.mark.promise("message-judges-record")
 @pytest.mark.law("Judgement")
 @pytest.mark.parametrize(("aggregate", "per_key"), WAYS)
 @pytest.mark.parametrize("failed", [INVALID, ODD, BARE])
@@ -51,6 +52,7 @@ def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
     assert desk.is_empty()
 
 
+@pytest.mark.promise("message-judges-record")
 @pytest.mark.law("Judgement")
 @pytest.mark.parametrize("per_key", [False, True])
 def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -> None:
@@ -71,6 +73,7 @@ def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -
     assert judged_in(frame) == {*range(400)}
 
 
+@pytest.mark.promise("rows-given-back-failure")
 @pytest.mark.law("Judgement")
 @pytest.mark.parametrize("takes_good", [False, True])
 def test_a_judged_row_fails_no_later_one_of_a_session_that_wants_its_good_ones(takes_good: bool) -> None:
@@ -97,6 +100,7 @@ def test_a_row_that_an_earlier_attempt_may_have_stored_is_judged_by_its_last_one
     assert judged_in(frame) == {0}
 
 
+@pytest.mark.promise("proxy-refuses-rows-wait")
 @pytest.mark.parametrize(("aggregate", "per_key"), WAYS)
 def test_where_a_proxy_refuses_all_rows_wait_without_an_end_and_none_is_lost(aggregate: bool, per_key: bool) -> None:
     desk = Desk(aggregate=aggregate, per_key=per_key)
@@ -116,6 +120,7 @@ def test_where_a_proxy_refuses_all_rows_wait_without_an_end_and_none_is_lost(agg
     assert all(frame.tallies[Outcome.STORED] == 100 for frame in frames)
 
 
+@pytest.mark.promise("kinesis-refuses-stream")
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("worked", [False, True])
 @pytest.mark.parametrize("rows", [1, 500])
@@ -138,6 +143,7 @@ def test_where_kinesis_refuses_all_the_stream_is_refused_after_the_grace(
     assert not judged_in(frame)
 
 
+@pytest.mark.promise("proxy-refuses-rows-wait")
 def test_a_row_that_waits_by_itself_holds_its_own_session_in_order_and_no_other() -> None:
     desk = Desk(per_key=True)
     keys = [(b"k", b"bad", None), *[(b"k", b"row %d" % i, None) for i in range(5)]]
@@ -214,6 +220,7 @@ def test_one_entry_that_is_refused_again_and_again_does_not_refuse_the_stream() 
 # ---- what judges
 
 
+@pytest.mark.promise("message-judges-record")
 @pytest.mark.parametrize(
     ("message", "judges"),
     [
@@ -244,6 +251,7 @@ def test_a_code_of_producerd_s_own_means_nothing_in_an_answer(code: str) -> None
 # ---- how large a request may be
 
 
+@pytest.mark.promise("proxy-refuses-rows-wait")
 def test_the_size_that_a_proxy_takes_is_learned_and_tried_upwards() -> None:
     desk = Desk(limit_records=100_000)
     largest = 300_000
@@ -269,6 +277,7 @@ def test_the_size_that_a_proxy_takes_is_learned_and_tried_upwards() -> None:
     assert limit.bytes == ANY_BYTES
 
 
+@pytest.mark.promise("proxy-refuses-rows-wait")
 def test_a_small_request_that_is_refused_takes_the_blame_from_the_size() -> None:
     limit = BodyLimit()
     limit.passed(200_000, 260_000, 0.0)

@@ -121,6 +121,7 @@ def grown_window() -> InFlightWindow:
     return window
 
 
+@pytest.mark.promise("window-starts-small")
 @pytest.mark.law("RetryPolicy")
 def test_the_window_starts_small_and_does_not_grow_while_answers_are_late() -> None:
     """24 requests of 1 MiB over a slow uplink would all time out."""
@@ -135,6 +136,7 @@ def test_the_window_starts_small_and_does_not_grow_while_answers_are_late() -> N
     assert window.size == 5, "and from then on it grows by one a window"
 
 
+@pytest.mark.promise("request-given-up-resets")
 @pytest.mark.law("RetryPolicy")
 def test_a_request_s_time_out_grows_with_its_size_and_with_each_time_out_before_it() -> None:
     policy = RetryPolicy(Random(1), 6.0)

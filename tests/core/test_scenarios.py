@@ -108,6 +108,7 @@ def cold_steady(world: World, rows: int, record_bytes: int) -> float:
     return world.rates(4)[1]
 
 
+@pytest.mark.promise("60-callers-hot-shard", "60-callers-hot-shard-leave")
 @pytest.mark.slow
 @pytest.mark.parametrize(("cold", "record_bytes", "aggregate"), [(cold_steady, 100, True), (cold_bursts, 1_000, False)])
 def test_60_callers_of_a_hot_shard_leave_4_of_cold_shards_their_throughput(
@@ -129,6 +130,7 @@ def test_60_callers_of_a_hot_shard_leave_4_of_cold_shards_their_throughput(
     assert beside >= 0.9 * alone, f"{beside / alone:.0%} of {alone:.0f} rows/s"
 
 
+@pytest.mark.promise("60-callers-hot-shard-leave")
 @pytest.mark.parametrize(
     ("weight", "record_bytes", "aggregate"),
     [
@@ -161,6 +163,7 @@ def test_callers_that_mix_a_hot_shard_s_rows_in_reach_its_quota_by_its_share_and
     assert sum(named) >= 18, holding
 
 
+@pytest.mark.promise("backlog-waits-daemon")
 def test_a_backlog_that_waits_for_a_daemon_s_start_is_paced_from_its_first_request() -> None:
     """Without the shards nothing would pace it, and what it got through at once would be throttled for seconds."""
     world = World(until_known=False)
@@ -221,6 +224,7 @@ def test_several_slow_shards_leave_the_others_half_of_the_requests(slow: int) ->
     assert others >= 900, f"{others:.0f} of 1,000 rows/s each"
 
 
+@pytest.mark.promise("shard-answer-ticket")
 @pytest.mark.slow
 def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
     """Its requests time out; that others were answered meanwhile says that the way to the service is good."""
@@ -236,6 +240,7 @@ def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
 # ---- 3. nothing gets through for ten minutes
 
 
+@pytest.mark.promise("service-hangs")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "most_requests", "aggregate"),
@@ -275,6 +280,7 @@ def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
     assert not world.pipeline.stats.failed_records
 
 
+@pytest.mark.promise("storm-entry-throttled")
 @pytest.mark.parametrize(
     "rules",
     [
@@ -338,6 +344,7 @@ def test_a_slow_uplink_is_used(record_bytes: int, falls: bool, seconds: float, l
 # ---- 5. somebody else's rows
 
 
+@pytest.mark.promise("throttles-random-leave")
 @pytest.mark.parametrize(("record_bytes", "aggregate"), [(1_000, False), (100, True)])
 def test_a_shard_is_shared_with_another_producer_and_used_alone_again(record_bytes: int, aggregate: bool) -> None:
     """Another one takes half of a shard for a minute.  Measured: 1 % of our entries are throttled, and 90 % of the

@@ -54,6 +54,7 @@ def wanted(users: Users) -> Counter[tuple[str, bytes]]:
 # ---- what is taken
 
 
+@pytest.mark.promise("kpl-mode-aggregate-taken")
 def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what_to_do() -> None:
     payloads = [
         b"plain",
@@ -91,6 +92,7 @@ NO_MESSAGE = {
 }
 
 
+@pytest.mark.promise("kpl-mode-aggregate-taken")
 @pytest.mark.parametrize("takes_aggregates", [False, True])
 @pytest.mark.parametrize("message", NO_MESSAGE.values(), ids=NO_MESSAGE.keys())
 def test_a_sealed_payload_without_a_message_is_a_plain_record_in_both_modes(
@@ -119,6 +121,7 @@ UNDELIVERABLE = {
 }
 
 
+@pytest.mark.promise("kpl-mode-aggregate-taken")
 @pytest.mark.parametrize("takes_aggregates", [False, True])
 @pytest.mark.parametrize(("message", "reason"), UNDELIVERABLE.values(), ids=UNDELIVERABLE.keys())
 def test_an_aggregate_that_no_consumer_is_handed_is_refused_and_its_mates_are_good(
@@ -134,6 +137,7 @@ def test_an_aggregate_that_no_consumer_is_handed_is_refused_and_its_mates_are_go
     assert service.read() == Counter({("outer", b"plain"): 1, ("outer", b"plain too"): 1})
 
 
+@pytest.mark.promise("long-keys-taken-up-64")
 @pytest.mark.parametrize(("count", "taken"), [(32, True), (33, False)])
 def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, taken: bool) -> None:
     """A key may be longer in an aggregate than the service takes.  Without a bound, 500 parts would repeat a MiB."""
@@ -173,6 +177,7 @@ ODD_TEXTS = [
 ]
 
 
+@pytest.mark.promise("record-aggregate-read")
 @pytest.mark.parametrize("user", ODD_TEXTS, ids=str)
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_record_that_no_service_would_take_plain_stays_wrapped_and_is_read(user: InnerRecord, alone: bool) -> None:
@@ -195,6 +200,7 @@ def test_the_largest_hash_key_and_the_longest_key_are_good() -> None:
 # ---- what a consumer reads
 
 
+@pytest.mark.promise("record-aggregate-read")
 @pytest.mark.parametrize("seed", range(40))
 def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(seed: int) -> None:
     random = Random(seed)

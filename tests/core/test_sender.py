@@ -189,6 +189,7 @@ def test_a_lane_that_has_no_pace_left_and_a_full_window_hide_no_expiry() -> None
     assert desk.now < due <= 100.0 + TTL
 
 
+@pytest.mark.promise("ttl-nothing-dropped")
 @pytest.mark.law("Row")
 def test_without_a_ttl_nothing_is_dropped_however_long_it_takes() -> None:
     desk = Desk()
@@ -223,6 +224,7 @@ def test_rows_without_a_caller_expire_too_and_nobody_is_told() -> None:
 # ---- on_throttle = "fail"
 
 
+@pytest.mark.promise("ttl-nothing-dropped")
 def test_throttled_rows_fail_where_that_is_wanted_and_their_mates_are_stored() -> None:
     desk = Desk(fail_if_throttled=True)
     frame = desk.submit(5)
@@ -351,6 +353,7 @@ def test_an_aggregate_in_another_open_shard_is_a_copy_too() -> None:
     assert desk.is_empty()
 
 
+@pytest.mark.promise("send-stored-row-counts")
 def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_cause() -> None:
     desk = Desk()
     frame = desk.submit(5)
@@ -363,6 +366,7 @@ def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_caus
     assert frame.result().possible_duplicates == 15
 
 
+@pytest.mark.promise("refusal-kinesis-itself")
 def test_a_row_whose_result_nobody_can_read_may_be_stored_and_its_mates_are_not_sent_again() -> None:
     desk = Desk()
     frame = desk.submit(3)
@@ -407,6 +411,7 @@ def test_rows_that_are_sent_again_in_halves_or_in_json_count_as_retried() -> Non
     assert desk.pipeline.stats.retried_records == 5
 
 
+@pytest.mark.promise("last-send-row-ends-unknown")
 def test_the_last_send_of_a_row_that_ends_unknown_is_no_surplus_copy() -> None:
     """One copy of the row is what its caller wants."""
     desk = Desk()
@@ -420,6 +425,7 @@ def test_the_last_send_of_a_row_that_ends_unknown_is_no_surplus_copy() -> None:
     assert frame.result().possible_duplicates == 10
 
 
+@pytest.mark.promise("aggregate-awaits-map")
 @pytest.mark.parametrize(
     ("new_map", "copies"),
     [
@@ -712,6 +718,7 @@ def test_what_is_in_flight_is_given_back_whatever_the_answer() -> None:
 # ---- faults of the service, and answers that are not its
 
 
+@pytest.mark.promise("many-records-make-service")
 @pytest.mark.parametrize("status", [500, 400, 403, 413])
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_a_record_that_makes_the_service_fail_does_not_sink_its_mates(status: int, aggregate: bool) -> None:
@@ -735,6 +742,7 @@ def test_a_record_that_makes_the_service_fail_does_not_sink_its_mates(status: in
         assert not frame.result().judged
 
 
+@pytest.mark.promise("many-records-make-service")
 def test_many_records_that_make_the_service_fail_do_not_hold_the_stream() -> None:
     """Known ones stand at the end of their lane, and say nothing of the stream while others are answered."""
     desk = Desk(even_map(1), limit_records=100_000)
@@ -779,6 +787,7 @@ def test_a_refused_request_is_given_back_to_the_pace_of_its_lanes(refusal: Reque
     assert lane.pacer.allowance(desk.now) == before
 
 
+@pytest.mark.promise("answers-service-borne")
 def test_answers_that_are_not_the_service_s_are_borne_longer_than_wrong_counts() -> None:
     """A proxy's page says nothing of what is stored; but nothing may be stored without end."""
     desk = Desk()
@@ -875,6 +884,7 @@ def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
     assert desk.pipeline.lanes.most_used(desk.now) == 0.0, "nothing was stored"
 
 
+@pytest.mark.promise("shard-answer-ticket")
 def test_a_shard_that_does_not_answer_is_not_hot_however_much_waits_for_it() -> None:
     """It would take more, so its records wait for answers and not for its quota.  The other shards have room."""
     desk = Desk(even_map(4), shard_rate_fraction=1.0, request_max_records=10)
@@ -885,6 +895,7 @@ def test_a_shard_that_does_not_answer_is_not_hot_however_much_waits_for_it() -> 
     assert desk.pipeline.holding(desk.now).held_by == "other"
 
 
+@pytest.mark.promise("shard-answer-ticket")
 def test_shards_are_silent_from_a_time_out_to_the_next_answer() -> None:
     desk = Desk(even_map(4), request_max_records=10)
     desk.submit([(b"k", b"x", LOW)] * 5)

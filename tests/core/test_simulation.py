@@ -38,6 +38,7 @@ IS_MET = {
 """See `Story.met`.  Each in several of 400 stories."""
 
 
+@pytest.mark.promise("accepted-row-ends-once")
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_every_accepted_row_ends_once_and_every_row_that_is_acknowledged_can_be_read(first: int) -> None:
     broken = first_broken(range(first, first + 20))

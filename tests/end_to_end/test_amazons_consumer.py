@@ -38,6 +38,7 @@ def _judge() -> None:
         pytest.skip(str(reason))
 
 
+@pytest.mark.promise("accepted-row-ends-once")
 @pytest.mark.parametrize("scenario", [split("kpl"), merge("kpl")], ids=lambda scenario: scenario.name)
 def test_it_is_handed_every_acknowledged_row_when_shards_change_under_a_backlog(scenario: Scenario) -> None:
     done = run(scenario, producerd)
@@ -141,6 +142,7 @@ BY_HAND: dict[str, tuple[int, bytes, int | None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("acknowledged-record-read")
 def test_its_verdict_on_records_made_by_hand_is_that_of_the_fake() -> None:
     stream = FakeKinesis().create_stream("flights", shards=2)
     stream.split_shard(stream.shards[0].shard_id)  # the third shard owns the first quarter
@@ -161,6 +163,7 @@ def test_it_hands_on_an_aggregate_within_an_aggregate_as_data() -> None:
     assert handed.records[1].data == aggregate(LOW, LOW)
 
 
+@pytest.mark.promise("throws-aggregate-record")
 def test_it_throws_at_an_aggregate_whose_record_points_outside_its_tables() -> None:
     stream = FakeKinesis().create_stream("flights", shards=1)
     stream.store(stream.shards[0], "entry", None, BY_HAND["beyond the table of keys"][1], now=0.0)
@@ -172,11 +175,13 @@ def test_it_throws_at_an_aggregate_whose_record_points_outside_its_tables() -> N
 # --- mutants: sealed payloads of every odd shape -------------------------------------------------------------------
 
 
+@pytest.mark.promise("throws-aggregate-record")
 def test_its_verdicts_that_are_kept_as_data_are_still_its_own() -> None:
     kept, found = verdicts.frozen()
     assert found == [verdicts.verdict(*each) for each in kcl.hand_over(verdicts.stored(kept))]
 
 
+@pytest.mark.promise("throws-aggregate-record")
 def test_of_30_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> None:
     """Named ones first.  It is then handed the same records of the parts that producerd makes of the aggregates."""
     made = [*named(), *mutants(seed=1, count=30_000)]

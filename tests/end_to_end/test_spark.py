@@ -88,6 +88,7 @@ def test_a_query_ends_when_every_row_is_stored_once(spark: Any, files: Path, agg
         assert idle(metrics)
 
 
+@pytest.mark.promise("full-queue-blocks-micro")
 def test_a_full_queue_blocks_the_micro_batch_and_is_never_passed(spark: Any, files: Path) -> None:
     with service() as (fake, server), daemon(server.url, queue_limit=2_000, aggregation="kpl") as running:
         fake.latency_seconds = 0.05

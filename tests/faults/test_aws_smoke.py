@@ -96,6 +96,7 @@ def aws(tmp_path: Path) -> Iterator[Aws]:
             process.kill()
 
 
+@pytest.mark.promise("smoke-test-passes-under")
 @pytest.mark.slow
 def test_the_smoke_test_passes_under_the_name_of_awss_host_and_leaves_no_stream(aws: Aws) -> None:
     with aws.start(*SMOKE, "--yes", "--json") as smoke:
@@ -110,6 +111,7 @@ def test_the_smoke_test_passes_under_the_name_of_awss_host_and_leaves_no_stream(
     assert aws.streams == {"another"}
 
 
+@pytest.mark.promise("smoke-test-deletes-stream")
 @pytest.mark.slow
 def test_the_smoke_test_deletes_its_stream_when_it_is_interrupted(aws: Aws) -> None:
     with aws.start(*SMOKE, "--yes") as smoke:

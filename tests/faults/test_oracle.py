@@ -35,6 +35,7 @@ def test_all_that_was_acknowledged_is_there() -> None:
     assert (reading.readable, reading.duplicates, reading.order_violations, reading.broken) == (2, 0, 0, [])
 
 
+@pytest.mark.promise("acknowledged-record-read")
 def test_an_acknowledged_record_that_is_not_read_is_named() -> None:
     reading = judged([0, 2], {0, 1, 2})
     assert laws(reading) == [Law.READABLE]
@@ -49,6 +50,7 @@ def test_copies_are_counted_and_are_no_fault_of_order() -> None:
     assert copies_within(2, 1)[0].law == Law.COPIES
 
 
+@pytest.mark.promise("acknowledged-record-read")
 def test_first_copies_out_of_order_are_found_where_order_is_promised() -> None:
     assert laws(judged([0, 2, 1], set())) == [Law.ORDER]
     assert laws(judged([0, 2, 1], set(), ordered=False)) == []
@@ -60,6 +62,7 @@ def test_order_is_that_of_each_key_alone() -> None:
     assert reading.broken == []
 
 
+@pytest.mark.promise("acknowledged-record-read")
 @pytest.mark.parametrize(
     "stranger",
     [

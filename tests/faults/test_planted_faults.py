@@ -28,6 +28,7 @@ def test_each_plant_has_its_scenario() -> None:
     assert FOUND_BY.keys() == PLANTS.keys()
 
 
+@pytest.mark.promise("planted-fault-breaks")
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_fault_breaks_its_law(plant: str) -> None:
     scenario, law = FOUND_BY[plant]

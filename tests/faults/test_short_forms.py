@@ -41,6 +41,7 @@ def lacks(name: str) -> str:
     return SCENARIOS[name].lacks()
 
 
+@pytest.mark.promise("law-broken")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_law_is_broken(runs: Runs, name: str) -> None:
     if reason := lacks(name):

@@ -120,6 +120,7 @@ class Caller:
         return self._ask("flush")
 
 
+@pytest.mark.promise("earlier-version-wrote", "release-acknowledges-another", "release-acknowledges-another-stored")
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_what_one_release_acknowledges_to_another_is_stored(
     pair: Pair, kinesis: FakeKinesis, server: FakeServer
@@ -154,6 +155,7 @@ def test_what_one_release_acknowledges_to_another_is_stored(
     assert stored == Counter(caller.rows)
 
 
+@pytest.mark.promise("earlier-version-wrote")
 def test_a_check_of_the_cluster_finds_a_daemon_of_0_1_0_well(
     kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +182,7 @@ assert result.records == 1_000
 """
 
 
+@pytest.mark.promise("earlier-version-wrote", "release-acknowledges-another")
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)

@@ -57,6 +57,7 @@ def stores(client: WireClient) -> bool:
     return client.acks()[0].stored == 3
 
 
+@pytest.mark.promise("daemon-directory-deleted")
 async def test_who_waits_at_the_deleted_socket_is_accepted_and_so_is_who_comes_by_the_path(path: Path) -> None:
     listener = Listener(path, 0o600)
     acceptor = Acceptor(listener, Greeting)
@@ -180,6 +181,7 @@ async def test_the_path_is_looked_at_every_two_seconds(path: Path, monkeypatch: 
     listener.close()
 
 
+@pytest.mark.promise("daemon-directory-deleted", "daemon-directory-deleted-found")
 def test_a_daemon_whose_directory_was_deleted_is_found_again_within_seconds(
     kinesis: FakeKinesis, server: FakeServer, path: Path
 ) -> None:
@@ -197,6 +199,7 @@ def test_a_daemon_whose_directory_was_deleted_is_found_again_within_seconds(
     assert not list(path.parent.glob("*.sock"))
 
 
+@pytest.mark.promise("daemon-nobody-reach")
 def test_a_daemon_that_nobody_can_reach_says_so_everywhere_until_it_is_reached(
     kinesis: FakeKinesis, server: FakeServer, path: Path
 ) -> None:

@@ -77,6 +77,7 @@ async def test_a_scrape_may_ask_for_everything(query: str, answered: tuple[int, 
         assert (answer.status, await answer.text()) == answered
 
 
+@pytest.mark.promise("metrics-compressed")
 async def test_metrics_are_compressed_for_whoever_accepts_it() -> None:
     """By a thread: the loop is never late while it is done."""
     text = b"".join(b'a_metric{number="%d"} %d\n' % (number, number * number) for number in range(400_000))
@@ -103,6 +104,7 @@ async def test_metrics_are_compressed_for_whoever_accepts_it() -> None:
         assert of_loop < (time.thread_time() - began) / 3
 
 
+@pytest.mark.promise("metrics-compressed")
 @pytest.mark.parametrize(
     ("accepted", "compressed"),
     [
@@ -137,6 +139,7 @@ async def test_only_who_allows_gzip_gets_metrics_in_it(accepted: list[str], comp
         assert (gzip.decompress(body) if compressed else body) == b"a_metric 1\n"
 
 
+@pytest.mark.promise("web-page-reads-metrics")
 @pytest.mark.parametrize("header", ["Origin", "origin", "Sec-Fetch-Site"])
 async def test_no_web_page_reads_the_metrics(header: str) -> None:
     """A page of somebody else could have any browser on this machine ask for them."""
@@ -149,6 +152,7 @@ async def test_no_web_page_reads_the_metrics(header: str) -> None:
         assert b"a_metric" not in await answer.read()
 
 
+@pytest.mark.promise("web-page-reads-metrics")
 async def test_the_page_answers_to_names_of_this_machine_alone() -> None:
     """Else a web page of somebody else could read it by a name of its own that leads here."""
     name = socket.gethostname()

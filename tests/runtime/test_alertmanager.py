@@ -35,6 +35,7 @@ def test_the_fragment_is_a_configuration() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.promise("outage-dead-sts-lost")
 def test_an_outage_dead_sts_and_a_lost_zone_are_one_page_each(tmp_path: Path) -> None:
     """The outage is of a region with two clusters.  Of the fourth cluster half of the nodes are gone."""
     fired = alerts(

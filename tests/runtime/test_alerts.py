@@ -53,6 +53,7 @@ def test_a_healthy_fleet_is_silent(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet()) == Fired([], [])
 
 
+@pytest.mark.promise("typing-error-user-node")
 def test_a_typing_error_of_a_user_on_one_node_pages_nobody(tmp_path: Path) -> None:
     fleet = (
         Fleet()
@@ -65,6 +66,7 @@ def test_a_typing_error_of_a_user_on_one_node_pages_nobody(tmp_path: Path) -> No
     assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
 
 
+@pytest.mark.promise("streams-settings-page")
 @pytest.mark.parametrize(("trouble", "page"), [("refused", "StreamRefused"), ("stuck", "RecordsStuck")])
 def test_streams_without_settings_page_from_a_quarter_of_all_nodes_on(tmp_path: Path, trouble: str, page: str) -> None:
     """A misspelt name is on fewer; an outage that begins before anything is stored is on all."""
@@ -77,11 +79,13 @@ def test_streams_without_settings_page_from_a_quarter_of_all_nodes_on(tmp_path: 
         )
 
 
+@pytest.mark.promise("streams-settings-page")
 def test_a_misspelt_name_on_one_node_of_two_pages_nobody(tmp_path: Path) -> None:
     fleet = Fleet(nodes=2, stream=NEVER_STORED).on(0.5, **SICK["refused"])
     assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
 
 
+@pytest.mark.promise("typing-error-user-node")
 def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
     """A batch of a tenth after the other, each of which is gone for 400 seconds."""
     fleet = Fleet()
@@ -94,6 +98,7 @@ def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet, at=("65m", "80m", "100m", "120m")).pages == []
 
 
+@pytest.mark.promise("targets-gone-noticed")
 def test_a_nightly_scale_in_pages_nobody(tmp_path: Path) -> None:
     """Most nodes of a cluster go while its jobs write, and all of an idle one.  They answer no scrape for 6 minutes."""
     goes = "1x83 0x6 stale"
@@ -103,6 +108,7 @@ def test_a_nightly_scale_in_pages_nobody(tmp_path: Path) -> None:
     assert fired == Fired([], ["ProducerdDaemonsFewer a", "ProducerdDaemonsFewer b"])
 
 
+@pytest.mark.promise("pods-live-minutes-cannot")
 def test_pods_that_live_for_minutes_and_cannot_be_scraped_page(tmp_path: Path) -> None:
     """Two at a time, for five minutes each: all are targets, or in b only kube-state-metrics sees them."""
     pods, targets, seen = Fleet(nodes=56), Fleet("b", nodes=1), Fleet("c", nodes=2)
@@ -115,6 +121,7 @@ def test_pods_that_live_for_minutes_and_cannot_be_scraped_page(tmp_path: Path) -
     assert alerts(tmp_path, pods, targets, seen).pages == ["ProducerdDaemonsUnseen a", "ProducerdDaemonsUnseen b"]
 
 
+@pytest.mark.promise("typing-error-user-node")
 def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
     reason = 'stream="flights", reason="RECORD_TOO_LARGE"'
     fleet = (
@@ -125,6 +132,7 @@ def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet).pages == []
 
 
+@pytest.mark.promise("typing-error-user-node")
 def test_a_paused_stream_that_was_refused_pages_nobody(tmp_path: Path) -> None:
     """On every node, and for hours."""
     fleet = Fleet().on(
@@ -146,6 +154,7 @@ def test_a_lost_node_pages_nobody(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a down"])
 
 
+@pytest.mark.promise("targets-gone-noticed")
 @pytest.mark.parametrize("clusters", [1, 2])
 def test_all_targets_gone_is_noticed(tmp_path: Path, clusters: int) -> None:
     """For an hour: a cluster that was meant to go does not page all night."""
@@ -158,10 +167,12 @@ def test_all_targets_gone_is_noticed(tmp_path: Path, clusters: int) -> None:
     assert not [name for name in hours_later if "Absent" in name]
 
 
+@pytest.mark.promise("targets-gone-noticed")
 def test_rules_without_any_daemon_are_silent(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet(nodes=0)) == Fired([], [])
 
 
+@pytest.mark.promise("targets-gone-noticed")
 def test_a_cluster_that_gets_another_name_pages_nobody(tmp_path: Path) -> None:
     """A quarter of its nodes has gone meanwhile."""
     before, after = Fleet("").on(1.0, up=GONE), Fleet("named", nodes=30).on(1.0, up="_x90 1x300")
@@ -169,17 +180,20 @@ def test_a_cluster_that_gets_another_name_pages_nobody(tmp_path: Path) -> None:
     assert [name for name in fired.pages if "Absent" in name] == []
 
 
+@pytest.mark.promise("targets-gone-noticed")
 def test_a_cluster_that_vanishes_is_noticed_though_a_small_one_comes(tmp_path: Path) -> None:
     """Three of its 40 instances have names that the lost ones had."""
     gone, job = Fleet("a").on(1.0, up=GONE), Fleet("job", nodes=3).on(1.0, up="_x85 1x300")
     assert alerts(tmp_path, gone, job, at=("100m", "120m", "145m")).pages[0] == "ProducerdDaemonsAbsent a"
 
 
+@pytest.mark.promise("targets-gone-noticed")
 def test_a_cluster_that_vanishes_soon_after_it_came_is_noticed(tmp_path: Path) -> None:
     """It was there for 20 minutes."""
     assert "ProducerdDaemonsAbsent a" in alerts(tmp_path, Fleet().on(1.0, up="_x60 1x20 _x300"), at=("100m",)).pages
 
 
+@pytest.mark.promise("tenth-targets-gone-ticket")
 def test_more_than_a_tenth_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet().on(0.125, up=GONE)).tickets == ["ProducerdDaemonsFewer a"]
     assert alerts(tmp_path, Fleet().on(0.1, up=GONE)).tickets == []
@@ -197,6 +211,7 @@ def test_a_stream_that_refuses_each_frame_stays_noticed_though_none_is_taken(tmp
     assert alerts(tmp_path, fleet).pages == ["ProducerdStreamRefused a flights"]
 
 
+@pytest.mark.promise("stream-settings-lost")
 def test_a_stream_that_the_settings_lost_pages_and_one_job_s_mistake_does_not(tmp_path: Path) -> None:
     many, few = (
         Fleet().on(0.1, refused_opens_total=f"0+1{STEADY}"),
@@ -212,11 +227,13 @@ def test_nothing_delivered_is_noticed_where_nobody_has_paused(tmp_path: Path) ->
     assert alerts(tmp_path, fleet).pages == ["ProducerdNothingDelivered a flights"]
 
 
+@pytest.mark.promise("trouble-pages-twentieth")
 @pytest.mark.parametrize("trouble", SICK)
 def test_a_trouble_pages_from_a_twentieth_of_the_nodes_on(tmp_path: Path, trouble: str) -> None:
     assert alerts(tmp_path, Fleet().on(0.05, **SICK[trouble])).pages == PAGES[trouble]
 
 
+@pytest.mark.promise("trouble-pages-twentieth")
 @pytest.mark.parametrize("trouble", SICK)
 def test_a_node_in_trouble_is_a_ticket_and_pages_nobody(tmp_path: Path, trouble: str) -> None:
     """One of 40, and one of 40 where only four nodes use the stream.  It fails one record in a hundred."""
@@ -244,6 +261,7 @@ def test_records_that_fail_are_noticed_by_their_share(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet().on(0.025, failed_records_total="0+1x10 10x130")).pages == []
 
 
+@pytest.mark.promise("quiet-nodes-fail-noticed")
 @pytest.mark.parametrize("share", [0.04, 0.05, 0.4])
 def test_quiet_nodes_that_fail_are_noticed_next_to_busy_ones(tmp_path: Path, share: float) -> None:
     """All of their records fail, and the others store 6,000 times as many."""
@@ -257,6 +275,7 @@ def test_quiet_nodes_that_fail_are_noticed_next_to_busy_ones(tmp_path: Path, sha
     assert alerts(tmp_path, fleet) == (page if share >= 0.05 else ticket)
 
 
+@pytest.mark.promise("failure-4-percent-pages")
 def test_a_failure_of_4_percent_pages_unless_the_rows_themselves_were_judged(tmp_path: Path) -> None:
     """For 110 minutes 2 of 50 nodes fail all their records, in a second cluster one of 50 a fifth, and others judge."""
     failing = {"delivered_records_total": f"5{STEADY}", "failed_records_total": f"0x10 0+600{STEADY}"}
@@ -267,6 +286,7 @@ def test_a_failure_of_4_percent_pages_unless_the_rows_themselves_were_judged(tmp
     assert alerts(tmp_path, few, fewer, judged).pages == ["ProducerdFailedBurn a flights"]
 
 
+@pytest.mark.promise("quiet-nodes-fail-noticed")
 def test_a_record_that_fails_now_and_then_is_a_ticket_in_a_small_fleet(tmp_path: Path) -> None:
     """One in 14 minutes, on one node of four."""
     fleet = Fleet(nodes=4).on(1.0, delivered_records_total=f"0+10{STEADY}")
@@ -275,6 +295,7 @@ def test_a_record_that_fails_now_and_then_is_a_ticket_in_a_small_fleet(tmp_path:
     assert (fired.pages, fired.tickets[-1]) == ([], "ProducerdNodesInTrouble a failing")
 
 
+@pytest.mark.promise("typing-error-user-node")
 def test_a_failed_record_of_a_quiet_stream_pages_nobody(tmp_path: Path) -> None:
     """The fleet stores 20 records in 10 minutes."""
     quiet = dict.fromkeys(("ingest_records_total", "delivered_records_total"), f"0+0.1{STEADY}")
@@ -288,6 +309,7 @@ def test_two_late_records_of_a_quiet_batch_page_nobody(tmp_path: Path) -> None:
     assert alerts(tmp_path, Fleet(nodes=5).on(1.0, **IDLE).on(0.2, **late)).pages == []
 
 
+@pytest.mark.promise("failure-4-percent-pages")
 def test_a_stream_of_one_node_of_many_that_was_deleted_pages_once(tmp_path: Path) -> None:
     """It is refused, and nothing of it is stored: all its records fail, and none for its own fault."""
     fleet = Fleet(nodes=100)
@@ -304,6 +326,7 @@ def test_a_stream_of_one_node_of_many_that_was_deleted_pages_once(tmp_path: Path
     assert alerts(tmp_path, fleet).pages == ["ProducerdFailedBurn a tried"]
 
 
+@pytest.mark.promise("nodes-use-stream-hide")
 def test_nodes_that_do_not_use_a_stream_do_not_hide_those_that_do(tmp_path: Path) -> None:
     """Four of 100 nodes write; three of them cannot reach Kinesis, and their callers wait."""
     writes = {"queue_records": "9", "queue_oldest_record_age_seconds": "1"}
@@ -331,6 +354,7 @@ def test_records_that_fail_long_after_they_were_accepted_are_noticed(tmp_path: P
     assert "ProducerdRecordsFailed a flights" in alerts(tmp_path, Fleet().on(1.0, **failed)).pages
 
 
+@pytest.mark.promise("daemons-down-most-time")
 @pytest.mark.parametrize("stays", ["0 1 1 1 1 ", "1 0 0 0 0 "])
 def test_daemons_that_are_down_most_of_the_time_are_noticed(tmp_path: Path, stays: str) -> None:
     """All nodes, in step, so that the rules always find them in the first of the five minutes."""
@@ -338,12 +362,14 @@ def test_daemons_that_are_down_most_of_the_time_are_noticed(tmp_path: Path, stay
     assert fired.pages == (["ProducerdDaemonsDown a"] if stays.count("0") > 1 else [])
 
 
+@pytest.mark.promise("nodes-come-go-trouble")
 def test_a_node_that_is_up_for_a_minute_in_twenty_is_a_ticket(tmp_path: Path) -> None:
     fleet = Fleet().on(0.025, up=("1 " + "0 " * 19) * 7)
     for at in ("90m", "100m"):  # it is up at the second
         assert alerts(tmp_path, fleet, at=(at,)) == Fired([], ["ProducerdNodesInTrouble a down"])
 
 
+@pytest.mark.promise("memory-beyond-settings")
 def test_memory_beyond_what_the_settings_need_pages_where_no_limit_is_set(tmp_path: Path) -> None:
     """It grows from 0.2 to 14 GB."""
     grows = {"process_resident_memory_bytes": f"2e8+1e8{STEADY}", "memory_limit_bytes": f"1e18{STEADY}"}
@@ -351,6 +377,7 @@ def test_memory_beyond_what_the_settings_need_pages_where_no_limit_is_set(tmp_pa
     assert alerts(tmp_path, fleet).pages == ["ProducerdMemoryNearLimit a"]
 
 
+@pytest.mark.promise("nodes-come-go-trouble")
 def test_what_still_works_but_not_forever_is_a_ticket_on_however_many_nodes(tmp_path: Path) -> None:
     """A clock an hour off, lines of the log lost once, hardly a file left to open, and no renewal that succeeds."""
     fleet = Fleet(nodes=4).on(
@@ -371,6 +398,7 @@ def test_loops_that_hang_are_a_ticket_however_many_they_are(tmp_path: Path) -> N
         assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a busy"])
 
 
+@pytest.mark.promise("daemons-restart-16-minutes")
 @pytest.mark.parametrize("share", [0.025, 1.0])
 def test_daemons_that_restart_every_16_minutes_are_a_ticket(tmp_path: Path, share: float) -> None:
     """That is too seldom for the page."""
@@ -378,6 +406,7 @@ def test_daemons_that_restart_every_16_minutes_are_a_ticket(tmp_path: Path, shar
     assert alerts(tmp_path, fleet, at=("135m",)) == Fired([], ["ProducerdNodesInTrouble a restarts_slowly"])
 
 
+@pytest.mark.promise("daemons-restart-16-minutes")
 def test_restarts_that_have_ended_an_hour_ago_are_no_trouble(tmp_path: Path) -> None:
     fleet = Fleet().on(1.0, process_start_time_seconds=f"0+240x40 9999{STEADY}")
     assert alerts(tmp_path, fleet, at=("135m",)) == Fired([], [])
@@ -388,6 +417,7 @@ def test_a_page_is_not_a_ticket_too(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet).tickets == []
 
 
+@pytest.mark.promise("paused-stream-node-ticket")
 def test_a_paused_stream_on_one_node_is_a_ticket_and_no_trouble(tmp_path: Path) -> None:
     """It was refused when somebody paused it, and no caller tries it again.  None waits for room either."""
     fleet = Fleet().on(0.025, stream_paused=f"1{STEADY}", **SICK["stuck"], **SICK["refused"])
@@ -412,6 +442,7 @@ FULL: Final = {
 """What a node shows whose queue is full and holds 700 seconds of its part of the shards, until it is empty."""
 
 
+@pytest.mark.promise("fleet-writes-fast-shards")
 def test_a_fleet_that_writes_as_fast_as_the_shards_store_pages_nobody(tmp_path: Path) -> None:
     fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
     assert alerts(tmp_path, fleet, at=("60m", "80m", "90m", "110m", "120m")).pages == []
@@ -424,6 +455,7 @@ BATCHES: Final = {
 """What a node shows that drains a batch in two and a half minutes, every ten minutes, while no caller waits."""
 
 
+@pytest.mark.promise("batch-larger-minute")
 @pytest.mark.parametrize(
     ("held_by", "nodes", "use", "pages"),
     [
@@ -443,6 +475,7 @@ def test_a_batch_that_is_larger_than_a_minute_of_the_shards_quota_pages_nobody(
     assert alerts(tmp_path, fleet, at=("75m", "90m", "120m")).pages == (late if pages else [])
 
 
+@pytest.mark.promise("outage-dead-sts-lost")
 def test_an_outage_pages_by_its_cause_and_not_again_after_it(tmp_path: Path) -> None:
     """For 30 minutes after it the windows see records that were late, or failed."""
     fleet = Fleet().on(1.0, **OUTAGE)
@@ -452,6 +485,7 @@ def test_an_outage_pages_by_its_cause_and_not_again_after_it(tmp_path: Path) -> 
     assert alerts(tmp_path, fleet, at=tuple(f"{minute}m" for minute in range(75, 120, 5))).pages == []
 
 
+@pytest.mark.promise("outage-dead-sts-lost")
 def test_credentials_page_before_they_end_and_then_nothing_else_says_why(tmp_path: Path) -> None:
     fleet, credentials = Fleet().on(1.0, **DEAD_STS), "ProducerdCredentialsExpire a flights"
     assert alerts(tmp_path, fleet, at=("55m",)).pages == [credentials]
@@ -474,6 +508,7 @@ def test_credentials_of_a_fleet_page_though_a_few_nodes_are_refused(tmp_path: Pa
     assert alerts(tmp_path, fleet).pages == ["ProducerdCredentialsExpire a flights"]
 
 
+@pytest.mark.promise("batch-larger-minute")
 def test_a_single_batch_that_is_larger_than_a_minute_of_the_quota_pages_nobody(tmp_path: Path) -> None:
     """It takes two and a half minutes."""
     batch = {
@@ -489,12 +524,14 @@ def test_a_single_batch_that_is_larger_than_a_minute_of_the_quota_pages_nobody(t
     assert alerts(tmp_path, shards, service, at=at).pages == ["ProducerdLateBurn b flights"]
 
 
+@pytest.mark.promise("fleet-writes-fast-shards")
 def test_records_that_are_late_for_another_reason_are_noticed(tmp_path: Path) -> None:
     waits = 'producerd_backpressure_cause_seconds_total{stream="flights", cause="service"}'
     fleet = Fleet().on(1.0, **FULL).also(waits, "0+60x60 3600x80")
     assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdLateBurn a flights"]
 
 
+@pytest.mark.promise("nodes-store-nothing")
 def test_nodes_that_store_nothing_are_noticed_in_a_fleet_with_full_queues(tmp_path: Path) -> None:
     fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
     fleet.on(0.05, delivered_records_total=f"5{STEADY}")
@@ -505,6 +542,7 @@ HUNG: Final = {"shards_silent": "0x60 1x80", "queue_oldest_record_age_seconds": 
 """What a node shows of a stream with a shard that answers nothing any more, and others that do."""
 
 
+@pytest.mark.promise("shard-answer-ticket")
 @pytest.mark.parametrize("share", [0.025, 1.0])
 def test_a_shard_that_does_not_answer_is_a_ticket_after_ten_minutes(tmp_path: Path, share: float) -> None:
     fleet = Fleet().on(share, **HUNG)
@@ -512,6 +550,7 @@ def test_a_shard_that_does_not_answer_is_a_ticket_after_ten_minutes(tmp_path: Pa
     assert alerts(tmp_path, fleet, at=("80m",)) == Fired([], ["ProducerdShardSilent a flights"])
 
 
+@pytest.mark.promise("shard-answer-ticket")
 def test_a_hot_shard_at_its_quota_is_not_silent(tmp_path: Path) -> None:
     """Its queue holds more than ten minutes of its quota, and now and then an answer of another shard is late."""
     fleet = Fleet().on(1.0, queue_oldest_record_age_seconds=f"700{STEADY}", shards_silent="0 0 0 1 " * 35)
@@ -542,6 +581,7 @@ def test_credentials_that_end_while_a_stream_is_idle_page_nobody(tmp_path: Path)
     assert alerts(tmp_path, Fleet().on(1.0, **ends, **IDLE)).pages == []
 
 
+@pytest.mark.promise("daemons-down-most-time")
 def test_a_node_that_has_just_come_is_not_down_yet(tmp_path: Path) -> None:
     """It is a target before its daemon answers, which takes two nodes four minutes, and two others forever."""
     at_first, forever = "_x60 0x4 1x200", "_x60 0x200"
@@ -550,6 +590,7 @@ def test_a_node_that_has_just_come_is_not_down_yet(tmp_path: Path) -> None:
     assert alerts(tmp_path, coming, broken, at=("80m",)).pages == ["ProducerdDaemonsDown b"]
 
 
+@pytest.mark.promise("nodes-come-go-trouble")
 def test_nodes_that_come_and_go_are_no_trouble(tmp_path: Path) -> None:
     """At every time another one is down, for ten minutes."""
     fleet = Fleet()
@@ -558,6 +599,7 @@ def test_nodes_that_come_and_go_are_no_trouble(tmp_path: Path) -> None:
     assert alerts(tmp_path, fleet, at=("60m", "90m", "120m")).tickets == []
 
 
+@pytest.mark.promise("two-releases-node-stream")
 def test_two_releases_on_a_node_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
     """One of them stores.  The other one's stream has stopped, or one of them is paused."""
     stores, stops = Fleet(release="t/a"), Fleet(release="t/b").on(1.0, **SICK["stuck"], delivered_records_total="9x200")
@@ -566,12 +608,14 @@ def test_two_releases_on_a_node_with_a_stream_of_the_same_name_are_kept_apart(tm
     assert "ProducerdRecordsStuck a flights" in alerts(tmp_path, stores, stops).pages
 
 
+@pytest.mark.promise("fleet-writes-fast-shards")
 def test_a_node_that_waits_for_a_shard_does_not_hide_late_records_of_others(tmp_path: Path) -> None:
     late = {"delivery_latency_seconds_bucket": f"0{STEADY}"}
     fleet = Fleet(nodes=10).on(1.0, **late).on(0.1, backpressure_cause_seconds_total="0x90 0+60x30")
     assert alerts(tmp_path, fleet, at=("110m",)).pages == ["ProducerdLateBurn a flights"]
 
 
+@pytest.mark.promise("fleet-writes-fast-shards")
 def test_records_that_are_late_after_a_pause_page_nobody(tmp_path: Path) -> None:
     """It takes ten minutes, and what waited meanwhile is stored within two."""
     paused = {

@@ -84,6 +84,7 @@ def test_this_glibc_takes_the_numbers() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.promise("kept-given-back-once")
 @pytest.mark.parametrize(
     ("looks", "times"),
     [

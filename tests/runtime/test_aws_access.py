@@ -28,12 +28,14 @@ def write_keys(path: Path, key: str) -> None:
     path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret_of(key)}\n")
 
 
+@pytest.mark.promise("daemon-credentials-says")
 def test_a_daemon_without_credentials_says_so_before_the_first_client(server: FakeServer) -> None:
     with daemon(server.url, environ={"AWS_EC2_METADATA_DISABLED": "true"}) as running:
         until(lambda: "credentials failed" in running.log, "it warns")
         assert "Unable to locate credentials" in running.log
 
 
+@pytest.mark.promise("keys-rotated-restart")
 @pytest.mark.slow
 def test_keys_are_rotated_without_a_restart_and_everything_is_delivered(kinesis: FakeKinesis, tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", "A")
@@ -86,6 +88,7 @@ def test_one_daemon_sends_to_streams_of_two_accounts(kinesis: FakeKinesis, tmp_p
     assert names == [{b"mine", b"named"}, {b"theirs"}]
 
 
+@pytest.mark.promise("nothing-service-answers")
 def test_what_a_role_s_source_says_is_at_no_door_of_the_daemon(server: FakeServer, tmp_path: Path) -> None:
     """Each stream has another role, and STS another answer to it, with secrets in it."""
     cut = next(answer for answer in OF_STS if answer[0] == 200)
@@ -114,6 +117,7 @@ def test_what_a_role_s_source_says_is_at_no_door_of_the_daemon(server: FakeServe
     assert lines_with_secrets("\n".join(shown)) == []
 
 
+@pytest.mark.promise("against-endpoint-never", "request-given-up-resets")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets_and_no_memory() -> None:
@@ -141,6 +145,7 @@ def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets_and
         assert running.rss_bytes() - before < 4 << 20
 
 
+@pytest.mark.promise("aggregates-refused-stream")
 def test_aggregates_are_refused_on_a_stream_that_distributes_its_records_itself(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:

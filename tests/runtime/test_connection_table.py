@@ -90,6 +90,7 @@ async def table(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         assert len(one.connections) == one.connections.users == 0
 
 
+@pytest.mark.promise("first-stream-longest")
 async def test_first_goes_who_has_no_stream_then_the_longest_idle_of_the_user_with_most(table: Any) -> None:
     table = table(max_connections=5, max_connections_per_user=4)
     table.come("lone", 7)
@@ -139,6 +140,7 @@ async def test_who_has_asked_about_the_service_stays_until_the_answer(table: Any
     assert table.gone() == {"new": Code.CONNECTION_LIMIT, "too": Code.TABLE_FULL}, "the other was answered later"
 
 
+@pytest.mark.promise("limits-reload-lowers")
 async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table: Any) -> None:
     table = table(max_connections=8)
     table.come("silent", 7, greets=False)
@@ -161,6 +163,7 @@ async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table:
     assert [name for name in table.clients if name not in table.gone()] == ["busy"]
 
 
+@pytest.mark.promise("limits-reload-lowers")
 async def test_a_table_above_its_limit_comes_down_to_it_with_the_next_client(table: Any) -> None:
     """Clients that are owed something stay when a reload lowers the limit, and go once they are idle."""
     table = table(max_connections=8)
@@ -194,6 +197,7 @@ async def test_a_client_of_an_old_release_goes_last(table: Any) -> None:
     assert sorted(table.gone()) == ["new", "next", "old without a stream"]
 
 
+@pytest.mark.promise("first-stream-longest")
 async def test_a_user_with_all_that_one_may_have_lets_go_of_an_own_one(table: Any) -> None:
     table = table(max_connections=8, max_connections_per_user=2)
     table.come("other", 7)

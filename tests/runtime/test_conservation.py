@@ -52,6 +52,7 @@ def histograms_agree(scraped: Mapping[str, float]) -> bool:
     )
 
 
+@pytest.mark.promise("records-conserved-scrape")
 @pytest.mark.law("Row")
 def test_records_are_conserved_at_every_scrape_while_everything_fails(kinesis: FakeKinesis, server: FakeServer) -> None:
     usual: list[dict[str, dict[str, float]]] = []

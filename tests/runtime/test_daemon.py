@@ -439,6 +439,7 @@ def test_max_streams_refuses_one_more_and_a_name_that_never_worked_makes_place(
         assert client.acks()[0].stored == 4
 
 
+@pytest.mark.promise("listed-users-send")
 def test_streams_allowed_listed_takes_no_other(kinesis: FakeKinesis, server: FakeServer) -> None:
     listed: dict[str, Any] = {'streams."flights".linger_seconds': 0.0}
     with daemon(server.url, streams_allowed="listed", **listed) as running, session(running) as client:

@@ -677,6 +677,7 @@ def test_another_signal_ends_the_wait_for_the_last_scrape(live: Live, seconds: f
     live(story)
 
 
+@pytest.mark.promise("rows-nobody-given-back")
 def test_each_prometheus_reads_how_many_records_were_lost(live: Live) -> None:
     """The first of two scrapes the daemon soon after the loss, and the other one 15 seconds later."""
 
@@ -883,6 +884,7 @@ def test_settings_that_do_not_hold_change_nothing_and_are_named(
 # ---- metrics
 
 
+@pytest.mark.promise("answered-connection-stays-idle")
 def test_the_metrics_are_rendered_once_a_second_for_all_that_wait(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[bytes] = []
     may_end = asyncio.Event()

@@ -241,6 +241,7 @@ def test_rows_to_be_delivered_are_though_their_client_is_gone(kinesis: FakeKines
     assert sorted(stored) == sorted(data_of(frame))
 
 
+@pytest.mark.promise("rows-nobody-given-back")
 def test_rows_that_nobody_can_be_given_back_make_the_exit_code_1(kinesis: FakeKinesis, server: FakeServer) -> None:
     kinesis.standing.append(Fault("hang"))
     with daemon(server.url, max_in_flight_requests=2, drain_timeout_seconds=0.5, exit_code=1) as running:
@@ -272,6 +273,7 @@ def test_the_blocking_client_is_told_to_come_back(kinesis: FakeKinesis, server: 
         assert client.tally.returned == 10
 
 
+@pytest.mark.promise("daemon-killed-loses")
 @pytest.mark.law("Frame")
 def test_a_daemon_that_is_killed_loses_no_acknowledged_row_and_its_socket_is_taken_over(
     kinesis: FakeKinesis, server: FakeServer

@@ -37,6 +37,7 @@ def tried(
         return acks, client.expect(frames.Figures)
 
 
+@pytest.mark.promise("dry-run-stores-nothing")
 @pytest.mark.parametrize("aggregation", ["none", "kpl"])
 def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
     kinesis: FakeKinesis, server: FakeServer, aggregation: str

@@ -65,6 +65,7 @@ def put_and_flush(running: DaemonProcess) -> tuple[int, str, str]:
         return client.tally.stored, failure.code, failure.message
 
 
+@pytest.mark.promise("rows-name-exist-end")
 @needs_no_such_host
 @pytest.mark.parametrize("sets", [{}, {"aggregation": "kpl"}], ids=["plain", "kpl"])
 def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_at(sets: dict[str, Any]) -> None:
@@ -77,6 +78,7 @@ def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_
         assert "stream cannot be reached" in running.log
 
 
+@pytest.mark.promise("rows-name-exist-end")
 def test_rows_for_a_certificate_that_is_refused_end_so_too(kinesis: FakeKinesis) -> None:
     with (
         serve_in_thread(kinesis, tls=True) as serving,
@@ -127,6 +129,7 @@ FAULTS: Final[dict[Callable[[], Any], str]] = {
 """What the daemon says of each."""
 
 
+@pytest.mark.promise("whatever-pass-waited")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_daemon_is_killed_and_what_may_pass_fails_no_task(
@@ -170,6 +173,7 @@ def test_a_daemon_is_killed_and_what_may_pass_fails_no_task(
         assert names == {b"stored", b"resent", b"fresh"}
 
 
+@pytest.mark.promise("whatever-pass-waited")
 @pytest.mark.slow
 @needs_no_such_host
 def test_what_an_earlier_daemon_had_or_acknowledged_waits_where_fresh_rows_end(

@@ -880,6 +880,7 @@ def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_ho
 # ---- users share what is on its way
 
 
+@pytest.mark.promise("record-larger-stream")
 @LAW
 def test_a_record_larger_than_any_stream_takes_is_refused_before_it_has_any_room() -> None:
     gate = make_gate()
@@ -896,6 +897,7 @@ def test_a_record_larger_than_any_stream_takes_is_refused_before_it_has_any_room
     assert is_empty(gate)
 
 
+@pytest.mark.promise("record-larger-stream")
 @LAW
 def test_a_user_whose_bodies_do_not_come_holds_an_equal_part_of_what_may_be_on_its_way() -> None:
     """A quarter of 80,000 is 20,000, and 10,000 for each of two users."""
@@ -931,6 +933,7 @@ def test_one_frame_of_a_user_may_always_be_on_its_way() -> None:
     assert first.grants == [1], "more than an equal part of the quarter"
 
 
+@pytest.mark.promise("record-larger-stream")
 @LAW
 def test_a_frame_larger_than_the_quarter_is_a_users_at_most_once_in_four_grants() -> None:
     """While it is on its way nobody else's may be, and a user who sends nothing could ask for the next at once."""

@@ -71,6 +71,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
         yield one
 
 
+@pytest.mark.promise("answered-connection-stays", "answered-connection-stays-idle")
 async def test_an_answered_connection_stays_and_idle_and_incomplete_ones_go(endpoint: Endpoint) -> None:
     """The 16 of 20 scrapes that failed were answered when 64 idle connections had come after them."""
     scraper = await endpoint.call()
@@ -89,6 +90,7 @@ async def test_an_answered_connection_stays_and_idle_and_incomplete_ones_go(endp
     assert await scraper.is_answered()
 
 
+@pytest.mark.promise("answered-connection-stays")
 async def test_while_all_are_answered_a_new_one_waits_until_the_slowest_may_go(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ async def test_while_all_are_answered_a_new_one_waits_until_the_slowest_may_go(
     assert await scrapers[-1].is_answered()
 
 
+@pytest.mark.promise("answered-connection-stays", "answered-connection-stays-idle")
 async def test_a_flood_has_its_part_of_the_time_and_gives_its_places_to_those_that_wait(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

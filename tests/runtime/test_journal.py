@@ -91,6 +91,7 @@ def test_it_is_known_by_device_and_inode(
     assert not leads_to_journal(-1, environ)
 
 
+@pytest.mark.promise("journal-finds-lines")
 def test_the_daemon_s_lines_go_there_and_to_standard_error_where_they_cannot(
     journald: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

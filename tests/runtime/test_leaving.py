@@ -133,6 +133,7 @@ def test_a_daemon_that_nobody_uses_ends(server: FakeServer) -> None:
         assert "idle_for_seconds=0.3" in running.log
 
 
+@pytest.mark.promise("ends-because-idle-followed")
 def test_a_client_and_its_records_keep_a_daemon(server: FakeServer) -> None:
     with daemon(server.url, exit_when_idle_seconds=0.5, drain_timeout_seconds=60) as running:
         with session(running) as client:

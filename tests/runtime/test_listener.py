@@ -175,6 +175,7 @@ def test_a_file_that_is_not_a_socket_is_left_alone_until_it_is_removed(path: Pat
         assert reaches(path, listener)
 
 
+@pytest.mark.promise("socket-another-program")
 def test_a_socket_that_another_program_answers_on_is_taken_over_when_that_program_ends(path: Path) -> None:
     with listening(path) as listener:
         path.unlink()
@@ -361,6 +362,7 @@ def test_a_passed_socket_without_a_path_that_can_be_seen_is_not_watched(path: Pa
             passed.close()
 
 
+@pytest.mark.promise("lock-link-followed")
 def test_a_lock_that_is_a_link_is_not_followed(path: Path) -> None:
     """The daemon may be root, and the link may lead to a file of somebody else."""
     path.parent.mkdir()

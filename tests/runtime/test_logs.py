@@ -184,6 +184,7 @@ def test_what_unicode_cannot_say_is_written_all_the_same(capfd: pytest.CaptureFi
 # ---- what is never told
 
 
+@pytest.mark.promise("exception-quote-row")
 def test_at_debug_aws_still_writes_no_requests(capfd: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("producerd.runtime.aws.credentials")
     with logs.running("debug", "text"):
@@ -207,6 +208,7 @@ def test_a_traceback_is_told_without_the_values_of_variables(capfd: pytest.Captu
     assert payload not in text
 
 
+@pytest.mark.promise("exception-quote-row")
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_where_an_exception_may_quote_a_row_its_words_are_left_out(
     capfd: pytest.CaptureFixture[str], form: logs.Format
@@ -224,6 +226,7 @@ def test_where_an_exception_may_quote_a_row_its_words_are_left_out(
     assert "exc_text" not in text
 
 
+@pytest.mark.promise("exception-quote-row", "key-service-quotes-left")
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("key", ["s3cret", "s3cret' s3cret", "it's s3cret"])
 def test_a_key_that_the_service_quotes_is_left_out(
@@ -237,6 +240,7 @@ def test_a_key_that_the_service_quotes_is_left_out(
     assert "s3cret" not in line
 
 
+@pytest.mark.promise("url-shown-login-query")
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_url_s_login_and_query_are_left_out_and_nothing_else(
     capfd: pytest.CaptureFixture[str], form: logs.Format
@@ -265,6 +269,7 @@ def test_every_event_is_a_constant_text_with_values_that_have_names() -> None:
     assert others == ["self._ends"]
 
 
+@pytest.mark.promise("key-service-quotes-left")
 def test_wherever_work_on_rows_may_raise_the_exceptions_words_are_left_out() -> None:
     """An exception of the owners of state, which ends the daemon, is logged whole, as they see no row."""
     exceptions = [call for called, call in calls() if called == "log.exception"]
@@ -282,6 +287,7 @@ def repeated(line: str) -> tuple[str, int | None]:
     return read["event"], read.get("repeated")
 
 
+@pytest.mark.promise("same-message-written")
 def test_the_same_message_is_written_a_few_times_and_then_counted(capfd: pytest.CaptureFixture[str]) -> None:
     with logs.running("info", "json"):
         log = logs.get_logger("x")
@@ -386,6 +392,7 @@ class Formatter(logging.Formatter):
         return " ".join([super().format(record), *(f"{key}={value}" for key, value in values.items())])
 
 
+@pytest.mark.promise("same-message-written")
 def test_a_count_is_told_at_the_end_of_its_window_though_nothing_else_is_logged(reader: Reader) -> None:
     with writing(reader, Repeats(1, within_seconds=0.05)) as log:
         for _ in range(3):
@@ -445,6 +452,7 @@ def test_the_writer_waits_until_the_first_window_ends(
 # ---- nobody reads
 
 
+@pytest.mark.promise("daemon-log-nobody-reads")
 def test_who_logs_does_not_wait_for_a_reader_and_what_was_dropped_is_told(reader: Reader) -> None:
     with writing(reader) as log:
         line = "x" * 1_000
@@ -577,6 +585,7 @@ def test_with_stderr_closed_nothing_is_written_anywhere(monkeypatch: pytest.Monk
         logs.get_logger("x").error("nobody hears this")
 
 
+@pytest.mark.promise("daemon-log-nobody-reads")
 def test_a_daemon_whose_log_nobody_reads_goes_on_serving_and_ends_when_it_is_told(
     kinesis: FakeKinesis, server: FakeServer, reader: Reader
 ) -> None:
@@ -696,6 +705,7 @@ def test_a_logger_made_before_follows_the_newest_configuration(capfd: pytest.Cap
     assert captured == [{"event": "for a test", "log_level": "debug"}]
 
 
+@pytest.mark.promise("another-level-holds")
 def test_another_level_holds_for_its_period_and_each_change_is_told(
     capfd: pytest.CaptureFixture[str], timers: Timers
 ) -> None:
@@ -740,6 +750,7 @@ def test_a_new_call_takes_the_place_of_the_last_one(timers: Timers) -> None:
         assert logs.level() == "error"
 
 
+@pytest.mark.promise("another-level-holds")
 def test_a_reload_within_a_period_takes_effect_at_its_end(timers: Timers) -> None:
     with logs.running("info", "text"):
         logs.set_level("debug", 600.0)
@@ -775,6 +786,7 @@ def test_libraries_follow_a_level_as_they_follow_the_configured_one(timers: Time
 # ---- a file whose size is bounded
 
 
+@pytest.mark.promise("bounded-file-new-last")
 def test_a_bounded_file_goes_on_in_a_new_one_and_the_last_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def keeps_the_law(
         assert cgroup.kills() == 0
 
 
+@pytest.mark.promise("against-endpoint-never")
 @pytest.mark.slow
 @pytest.mark.law("process")
 @pytest.mark.parametrize(("size", "rounds"), [(100, 1), (1_000_000, 3)])
@@ -146,6 +147,7 @@ def test_against_an_endpoint_that_never_answers_callers_wait_and_the_daemon_keep
         keeps_the_law(cgroup, server, spread(max(1, 900_000 // (size + 80)), size), Fault("hang"), rounds)
 
 
+@pytest.mark.promise("daemon-keeps-least-memory")
 @pytest.mark.slow
 @pytest.mark.law("process")
 def test_a_daemon_keeps_to_the_least_memory_that_the_documents_name(cgroup: Cgroup) -> None:
@@ -160,6 +162,7 @@ def test_a_daemon_keeps_to_the_least_memory_that_the_documents_name(cgroup: Cgro
         )
 
 
+@pytest.mark.promise("against-endpoint-never")
 @pytest.mark.slow
 @pytest.mark.law("process")
 def test_one_lagging_shard_of_16_fills_the_queue_with_its_own_rows_and_no_more_memory(cgroup: Cgroup) -> None:

@@ -128,6 +128,7 @@ def test_labels_are_the_stream_and_closed_enumerations() -> None:
     assert set(STATES) == {state.value for state in State}
 
 
+@pytest.mark.promise("stream-many-series-pages")
 def test_a_stream_has_as_many_series_as_the_pages_say() -> None:
     usual, everything = (
         rendered(Metrics(LISTED), [stream("flights")], everything=everything).decode().count('stream="flights"')
@@ -215,6 +216,7 @@ def test_a_stream_that_has_settings_is_there_before_anybody_opens_it() -> None:
     assert text.count('producerd_ingest_records_total{stream="orders"') == 1
 
 
+@pytest.mark.promise("label-begins-failures")
 def test_a_label_begins_without_failures_though_records_failed_before() -> None:
     """Else `increase()` would miss them.  The first reader of the metrics takes that from no other one."""
     metrics, late = Metrics(Config()), stream("late")
@@ -241,6 +243,7 @@ def test_a_label_begins_without_failures_though_records_failed_before() -> None:
     assert samples(metrics, working, now=2_001.0)["producerd_failed_records_total", frozenset(("working", "EXPIRED"))]
 
 
+@pytest.mark.promise("counters-shared-label")
 def test_counters_of_the_shared_label_never_fall_when_streams_leave_it() -> None:
     """`increase()` would take that for a restart, and count again what remains."""
     metrics, works, stays, goes = Metrics(Config()), stream("works"), stream("stays"), stream("goes")
@@ -270,6 +273,7 @@ def test_counters_of_the_shared_label_never_fall_when_streams_leave_it() -> None
     assert found["producerd_queue_limit_records", frozenset((NEVER_STORED,))] == StreamSettings().queue_limit
 
 
+@pytest.mark.promise("counters-shared-label")
 def test_queued_records_go_along_with_a_stream_that_leaves_the_shared_label(monkeypatch: pytest.MonkeyPatch) -> None:
     """So accepted records are those that ended and those in the queue, in each label at every scrape."""
     metrics, works = Metrics(Config()), stream("works")
@@ -283,6 +287,7 @@ def test_queued_records_go_along_with_a_stream_that_leaves_the_shared_label(monk
     assert [found["producerd_ingest_records_total", name] for name in names] == [7, 2]
 
 
+@pytest.mark.promise("open-stream-keeps-label")
 @pytest.mark.parametrize("stored", [10, 0])
 def test_an_open_stream_keeps_its_label_when_a_reload_takes_its_settings_away(stored: int) -> None:
     """Else its counters would fall and rise again, and `increase()` would count all of it a second time."""
@@ -302,6 +307,7 @@ def test_an_open_stream_keeps_its_label_when_a_reload_takes_its_settings_away(st
     assert [found.get(name) for name in failed] == [None, 0], "a new one of its name begins as any other"
 
 
+@pytest.mark.promise("open-stream-keeps-label")
 @pytest.mark.parametrize("stored", [10, 0])
 def test_a_stream_that_reloads_list_and_unlist_is_counted_once_in_each_label(stored: int) -> None:
     metrics, flights = Metrics(Config()), stream("flights")
@@ -563,6 +569,7 @@ def test_waits_between_two_scrapes_are_counted_however_many_they_are() -> None:
     assert found["producerd_backpressure_wait_seconds_count", frozenset(("flights",))] == 27_000
 
 
+@pytest.mark.promise("streams-never-stored")
 def test_streams_that_never_stored_a_record_share_a_label() -> None:
     """Clients may invent any number of names."""
     metrics, streams = Metrics(Config()), [stream(f"stream-{number}") for number in range(50)]

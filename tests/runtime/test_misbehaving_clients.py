@@ -125,6 +125,7 @@ GARBAGE = [
 ]
 
 
+@pytest.mark.promise("garbage-ends-session")
 @pytest.mark.parametrize(("stage", "garbage"), GARBAGE)
 @pytest.mark.law("Session")
 def test_garbage_ends_its_session_with_a_reason(
@@ -237,6 +238,7 @@ def test_a_cancel_that_crosses_its_grant_takes_nothing(shared: DaemonProcess, ne
         assert client.acks()[0].stored == 1
 
 
+@pytest.mark.promise("garbage-ends-session")
 def test_a_client_that_vanishes_in_mid_body_leaves_nothing(shared: DaemonProcess, neighbour: WireClient) -> None:
     for _ in range(20):
         client = opened(shared)
@@ -259,6 +261,7 @@ def flood(client: WireClient, chunks: Iterable[bytes]) -> int:
     raise AssertionError("the daemon listens without end")
 
 
+@pytest.mark.promise("garbage-ends-session")
 @pytest.mark.law("Session")
 def test_a_client_that_never_reads_is_not_listened_to_and_others_go_on(
     kinesis: FakeKinesis, server: FakeServer

@@ -103,6 +103,7 @@ async def test_whoever_stores_a_dry_run_is_told_of(kinesis: FakeKinesis, monkeyp
     assert lines[-1].endswith("a dry run was answered as if it had stored")
 
 
+@pytest.mark.promise("put-records-reaches")
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("by", ["node", "stream", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS", "profile"])
 async def test_no_put_records_ever_reaches_another_endpoint_than_awss_own(
@@ -431,6 +432,7 @@ async def test_an_endpoint_that_nobody_serves_is_told_once(kinesis: FakeKinesis)
     assert lines[-1].startswith("FAILED   stream flights: DescribeStreamSummary: UNREACHABLE: Could not connect to")
 
 
+@pytest.mark.promise("url-shown-login-query")
 @pytest.mark.usefixtures("keys")
 async def test_the_login_of_an_endpoint_is_not_shown(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(kinesis) as server:
@@ -462,6 +464,7 @@ async def test_whoever_answers_something_else_is_told(kinesis: FakeKinesis) -> N
     assert "an answer that is not Kinesis's" in lines[-1]
 
 
+@pytest.mark.promise("variable-url-refused")
 async def test_an_access_that_cannot_work_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="AWS_REGION"):
         await check(load(None, (), {}), (), print)

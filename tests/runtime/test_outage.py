@@ -93,6 +93,7 @@ def an_outage_of(
     assert not metrics["failed_records_total"]
 
 
+@pytest.mark.promise("service-hangs")
 def test_a_while_in_which_the_service_hangs() -> None:
     kinesis = FakeKinesis()
     kinesis.enforce_limits = True
@@ -106,6 +107,7 @@ def test_a_while_in_which_the_service_hangs() -> None:
         )
 
 
+@pytest.mark.promise("service-hangs")
 def test_a_while_in_which_nobody_answers() -> None:
     """The endpoint's port is closed, and then open again."""
     kinesis = FakeKinesis()

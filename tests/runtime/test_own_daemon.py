@@ -134,6 +134,7 @@ def test_of_many_tasks_at_once_one_starts_the_daemon_and_all_find_it(
     assert len(pids) == 1
 
 
+@pytest.mark.promise("credentials-settings-releases")
 def test_other_credentials_settings_or_releases_have_another_daemon(
     server: FakeServer, executor: subprocess.Popen[bytes], folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_other_credentials_settings_or_releases_have_another_daemon(
     assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in everything
 
 
+@pytest.mark.promise("settings-stand-neither")
 def test_its_settings_stand_neither_among_its_arguments_nor_in_its_folder(
     server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
 ) -> None:
@@ -202,6 +204,7 @@ def test_it_has_a_session_of_its_own_and_nothing_of_the_task_that_started_it(
 # ---- its life
 
 
+@pytest.mark.promise("executor-own-killed")
 def test_it_ends_with_its_executor_and_leaves_the_neighbours_alone(
     server: FakeServer, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +240,7 @@ def test_the_folders_of_executors_that_are_gone_are_deleted_by_the_next_start(
     assert [str(path / "producerd.sock") for path in folders.iterdir()] == [*second.paths]
 
 
+@pytest.mark.promise("ends-because-idle-followed")
 def test_one_that_ends_because_it_was_idle_is_followed_by_the_next(server: FakeServer, folders: Path) -> None:
     given = settings_for(server, exit_when_idle_seconds=0.2)
     for number in range(2):
@@ -307,6 +311,7 @@ def test_settings_that_only_the_daemon_can_refuse_are_the_tasks_error(server: Fa
         own({**settings_for(server), "memory": "5 MiB"}).start()
 
 
+@pytest.mark.promise("daemon-says-cannot-start")
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -407,6 +412,7 @@ def test_the_start_does_not_count_in_the_time_to_connect(server: FakeServer) -> 
 # ---- its folder and its log
 
 
+@pytest.mark.promise("name-taken-left-alone")
 @pytest.mark.parametrize("what", ["symlink", "file", "open to all"])
 def test_a_name_that_is_taken_is_left_alone(
     server: FakeServer, executor: subprocess.Popen[bytes], folders: Path, what: str
@@ -426,6 +432,7 @@ def test_a_name_that_is_taken_is_left_alone(
     assert stat.S_IMODE(Path(daemon.paths[0]).parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.promise("name-taken-left-alone")
 def test_a_folder_of_another_user_is_left_alone(
     server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
 ) -> None:
@@ -480,6 +487,7 @@ def test_its_figures_say_what_it_has_used(server: FakeServer, executor: subproce
     assert found.cpu_seconds > 0.1
 
 
+@pytest.mark.promise("program-daemon-ends")
 def test_a_program_s_daemon_ends_with_the_program(server: FakeServer, folders: Path) -> None:
     child = os.fork()
     if child == 0:

@@ -147,6 +147,7 @@ def heights(html: str, kind: str) -> list[int]:
 # ---- what it shows
 
 
+@pytest.mark.promise("pictures-show-accepted")
 def test_pictures_show_what_was_accepted_stored_queued_and_blocked() -> None:
     """By the time that has passed, and not by the timer's."""
     node = Node(stream_of(ingest_records=700, blocked_seconds=30.0))
@@ -190,6 +191,7 @@ def test_counters_that_begin_anew_are_no_rates() -> None:
     assert "● working" in text_of(node.html())
 
 
+@pytest.mark.promise("pictures-show-accepted")
 def test_history_is_of_ten_minutes_and_of_streams_that_are_there() -> None:
     node = Node(stream_of("a"), stream_of("b", ingest_records=5))
     for _ in range(SAMPLES + 30):
@@ -220,6 +222,7 @@ STANDINGS: Final[list[tuple[str, Told, str]]] = [
 ]
 
 
+@pytest.mark.promise("streams-trouble-come")
 def test_streams_in_trouble_come_first_and_words_say_what_colours_do() -> None:
     node = Node(*[stream_of(name) for name, _, _ in reversed(STANDINGS)])
     node.page.look()
@@ -317,6 +320,7 @@ def test_the_node_says_how_it_is() -> None:
 EVIL: Final = "</title></style><script>alert('1')</script><img src=x onerror=\"alert(2)\"> & `<b>` \ud800 {x} %s"
 
 
+@pytest.mark.promise("said-text-nothing-else")
 def test_what_others_said_is_text_and_nothing_else() -> None:
     """Of a service, of a reason that quotes it, even of a name; and it can be sent."""
     plain = Parsed(Node(stream_of(reason="r", last_error="e", oldest_record_seconds=60.0)).html())
@@ -340,6 +344,7 @@ def test_a_long_error_is_cut() -> None:
     assert len(html) < 20_000
 
 
+@pytest.mark.promise("said-text-nothing-else", "web-page-reads-metrics")
 def test_it_needs_nothing_from_elsewhere_and_its_policy_allows_what_it_has() -> None:
     """No style or handler in an attribute: the policy would stop them."""
     node = Node(stream_of())
@@ -375,6 +380,7 @@ def test_every_picture_says_in_words_what_it_shows() -> None:
     assert "flights: records accepted and stored a second, now 10 and 5, at most 10, in the last ten minutes" in html
 
 
+@pytest.mark.promise("however-many-look-made")
 def test_however_many_look_it_is_made_once_a_second() -> None:
     node = Node(stream_of())
     first = node.page.html()
@@ -604,6 +610,7 @@ def served(answer: Callable[[int], str | None]) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.promise("browser-renews-place")
 @pytest.mark.slow
 @needs_chromium
 def test_a_browser_renews_it_in_place(tmp_path: Path) -> None:
@@ -623,6 +630,7 @@ def test_a_browser_renews_it_in_place(tmp_path: Path) -> None:
     assert seen.count("<script>") == 1
 
 
+@pytest.mark.promise("browser-renews-place")
 @pytest.mark.slow
 @needs_chromium
 def test_a_browser_that_gets_no_answer_any_more_says_so(tmp_path: Path) -> None:

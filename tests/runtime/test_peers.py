@@ -36,6 +36,7 @@ def test_without_a_socket_or_on_another_platform_nobody_is_named(monkeypatch: py
         assert peer_of(Transport(ours)) is None
 
 
+@pytest.mark.promise("another-user-administer-even")
 def test_root_and_the_daemon_s_own_user_may_administer_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     allowed = {uid for uid in (0, 1, 999, 1000, 1001) if may_administer(Peer(1, uid, 0))}

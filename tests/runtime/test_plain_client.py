@@ -22,6 +22,7 @@ def stored(kinesis: FakeKinesis) -> Counter[bytes]:
     return Counter(record.data for record in kinesis.streams["flights"].read().records)
 
 
+@pytest.mark.promise("killed-process-put-delivered")
 def test_what_a_killed_process_had_put_is_delivered(kinesis: FakeKinesis, server: FakeServer) -> None:
     """SIGKILL as soon as the daemon has taken it, while the service still hangs: accepted is accepted."""
     kinesis.standing.append(Fault("hang"))
@@ -73,6 +74,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.promise("program-ends-close-stored")
 def test_a_program_that_ends_without_close_has_stored_its_records(
     kinesis: FakeKinesis, server: FakeServer, tmp_path: Path
 ) -> None:

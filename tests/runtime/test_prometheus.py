@@ -83,6 +83,7 @@ def test_the_nodes_own_numbers_are_counted(kinesis: FakeKinesis, server: FakeSer
         assert until(lambda: running.metrics()["event_loop_lag_seconds_count"]) >= 1
 
 
+@pytest.mark.promise("real-prometheus-scrapes")
 @pytest.mark.slow
 @needs_prometheus
 def test_a_real_prometheus_scrapes_the_daemon(kinesis: FakeKinesis, server: FakeServer, tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_the_rules_and_the_example_of_a_scrape_are_right() -> None:
     promtool("check", "config", SCRAPE)
 
 
+@pytest.mark.promise("prometheus-finds-nodes")
 @needs_promtool
 def test_prometheus_finds_the_nodes_of_emr_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/use/emr.md").read_text()

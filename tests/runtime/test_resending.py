@@ -71,6 +71,7 @@ def every_row_is_there(kinesis: FakeKinesis, count: int) -> int:
     return sum(times - 1 for times in found.values())
 
 
+@pytest.mark.promise("daemon-killed-waited")
 def test_a_daemon_that_is_killed_is_waited_for_and_its_successor_gets_what_it_had(
     kinesis: FakeKinesis, node: Callable[..., Node]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_daemon_that_is_killed_is_waited_for_and_its_successor_gets_what_it_ha
     every_row_is_there(kinesis, 700)
 
 
+@pytest.mark.promise("list-fails-now-waited-records")
 def test_a_client_outlives_a_daemon_killed_while_the_list_of_shards_is_throttled(
     kinesis: FakeKinesis, node: Callable[..., Node]
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_client_outlives_a_daemon_killed_while_the_list_of_shards_is_throttled
     every_row_is_there(kinesis, 300)
 
 
+@pytest.mark.promise("daemon-stops-gives-rows")
 def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
     kinesis: FakeKinesis, node: Callable[..., Node]
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
     assert tally.payload_bytes == sum(len(b"k0") + len(b"row %d" % i) for i in range(800))
 
 
+@pytest.mark.promise("daemon-stops-gives-rows")
 def test_rows_go_on_through_restart_after_restart(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
     at = node(queue_limit=500, drain_timeout_seconds=5)
     client = at.connect()
@@ -193,6 +197,7 @@ def test_a_daemon_that_does_not_come_back_is_an_error_that_names_both(node: Call
     assert "0.5 s" in str(raised.value)
 
 
+@pytest.mark.promise("daemons-die-sent-fed")
 @pytest.mark.slow
 def test_daemons_that_all_die_of_what_they_are_sent_are_not_fed_for_ever(node: Callable[..., Node]) -> None:
     at = node(linger_seconds=60)
@@ -232,6 +237,7 @@ def test_without_a_time_to_wait_it_is_an_error_at_once(node: Callable[..., Node]
     assert raised.value.code == Code.DAEMON_LOST
 
 
+@pytest.mark.promise("client-body-late-sends")
 def test_a_client_whose_body_is_late_sends_it_again_and_fails_nobody(
     kinesis: FakeKinesis, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from producerd.runtime.sampling import OTHER_STACKS, StackSampler, _sample
 HASHED = b"x" * 400_000  # a hash of this much lets go of the interpreter
 
 
+@pytest.mark.promise("profile-time-ends-client")
 async def test_work_in_python_is_seen_as_much_as_calls_that_let_go_of_the_interpreter() -> None:
     """With Python's own time of 5 ms, nearly all samples fall in the hash."""
     usual = sys.getswitchinterval()

@@ -41,6 +41,7 @@ def look_at_itself() -> None:
     assert read_of_itself() == before
 
 
+@pytest.mark.promise("private-process-read")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has dumpable processes")
 def test_a_private_process_can_read_what_it_needs_of_itself() -> None:
     child = os.fork()

@@ -50,6 +50,7 @@ def test_a_stream_that_does_not_exist_is_told_quickly(
         until(lambda: "stream is refused by the service" in running.log)  # a thread of its own writes the log
 
 
+@pytest.mark.promise("error-kinesis-logged")
 def test_an_error_of_kinesis_is_logged_and_shown_with_its_request_id(kinesis: FakeKinesis, server: FakeServer) -> None:
     """AWS's support asks for it.  Callers get the message without it: many records have one message."""
     with daemon(server.url) as running, session(running, "flihgts") as client:
@@ -80,6 +81,7 @@ def test_no_credentials_are_told_in_botocores_words(kinesis: FakeKinesis, server
         assert running.get("/-/ready")[0] == 200
 
 
+@pytest.mark.promise("list-shards-plain-records")
 def test_without_list_shards_plain_records_flow_and_aggregates_are_refused(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:
@@ -153,6 +155,7 @@ def test_kinesis_unreachable_at_start_blocks_callers_and_everything_arrives_when
     assert stored == Counter(data for first in range(0, sent, 50) for data in data_of(rows(50, name=f"frame{first}")))
 
 
+@pytest.mark.promise("lost-answers-resets")
 def test_lost_answers_and_resets_are_counted_as_possible_duplicates(kinesis: FakeKinesis, server: FakeServer) -> None:
     kinesis.script(Fault("lost"), Fault("reset"), Fault("lost"))
     with daemon(server.url) as running, session(running) as client:
@@ -168,6 +171,7 @@ def test_lost_answers_and_resets_are_counted_as_possible_duplicates(kinesis: Fak
     assert set(copies.values()) == {3}
 
 
+@pytest.mark.promise("refusal-kinesis-itself")
 def test_a_record_that_is_stored_and_refused_by_a_proxy_counts_as_copies(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:
@@ -183,6 +187,7 @@ def test_a_record_that_is_stored_and_refused_by_a_proxy_counts_as_copies(
     assert copies.total() - 100 == ack.possible_duplicates > 100
 
 
+@pytest.mark.promise("lost-answers-resets")
 @pytest.mark.parametrize("fault", [Fault("lost", fraction=0.5), Fault("replaced", fraction=0.5, status=413)])
 def test_where_half_of_the_answers_are_lost_every_surplus_copy_is_counted(
     kinesis: FakeKinesis, server: FakeServer, fault: Fault
@@ -198,6 +203,7 @@ def test_where_half_of_the_answers_are_lost_every_surplus_copy_is_counted(
     assert ack.possible_duplicates > sum([count > 1 for count in copies.values()]), "some have several copies"
 
 
+@pytest.mark.promise("time-out-before-connection")
 def test_a_refused_connection_makes_no_possible_duplicates(kinesis: FakeKinesis, server: FakeServer) -> None:
     kinesis.script(Fault("error", status=400), Fault("throttle", entries=30))
     with daemon(server.url) as running, session(running) as client:
@@ -208,6 +214,7 @@ def test_a_refused_connection_makes_no_possible_duplicates(kinesis: FakeKinesis,
     assert len(kinesis.streams["flights"].entries()) == 100
 
 
+@pytest.mark.promise("request-given-up-resets")
 @pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "tls"])
 @pytest.mark.law("Dispatcher")
 def test_a_request_that_is_given_up_resets_its_connection_at_once(kinesis: FakeKinesis, tls: bool) -> None:

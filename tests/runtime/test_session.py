@@ -313,6 +313,7 @@ async def test_a_client_of_other_versions_makes_a_line_in_the_log_and_is_not_lis
     assert (line["versions"], line["client"]) == ("8-9", 'an unknown process, which calls itself "tomorrow\'s pid 12"')
 
 
+@pytest.mark.promise("client-named-kernel")
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
@@ -926,6 +927,7 @@ async def test_a_stream_that_is_opened_while_the_window_is_full_is_told_of_it() 
     assert (first.gate.blocked_callers, second.gate.blocked_callers) == (0, 0)
 
 
+@pytest.mark.promise("60-callers-hot-shard")
 async def test_a_stream_without_frames_of_a_session_is_not_looked_at_for_the_others() -> None:
     """A program that puts into 500 streams, one by one, fills and frees its window with each record."""
     host = StandInHost(1_000, linger_seconds=3_600)

@@ -91,6 +91,7 @@ def test_the_tasks_of_the_largest_machine_find_a_place() -> None:
     assert CORES * SESSIONS_OF_A_TASK < node.most_connections_of_a_user < node.max_connections
 
 
+@pytest.mark.promise("user-next-short-time")
 @pytest.mark.parametrize("peer", [PEER, None])
 def test_a_user_next_to_others_has_a_short_time_at_once(loop: Loop, peer: Peer | None) -> None:
     assert loop.serve(peer, 1.0) == pytest.approx(1 * MS)
@@ -101,6 +102,7 @@ def test_a_user_next_to_others_has_a_short_time_at_once(loop: Loop, peer: Peer |
     assert 2 * MS / 4 <= later + 1e-9 < 0.8 * MS
 
 
+@pytest.mark.promise("user-next-short-time")
 def test_in_the_long_run_it_has_a_part_of_the_time_however_many_clients_it_has(loop: Loop) -> None:
     went: list[int] = []
     used = 0.0
@@ -129,6 +131,7 @@ def test_a_body_that_took_long_is_counted_against_its_user(loop: Loop) -> None:
     assert loop.serve(PEER, 1.0) > 0.0
 
 
+@pytest.mark.promise("frames-count-their-delivery")
 @pytest.mark.parametrize(
     ("frames_", "records", "has_time"), [(3, 1, True), (4, 1, False), (1, 740, True), (1, 760, False)]
 )
@@ -141,6 +144,7 @@ def test_frames_count_for_their_delivery_next_to_others(loop: Loop, frames_: int
     assert loop.shares.has_time(THIRD, loop.now)
 
 
+@pytest.mark.promise("frames-count-their-delivery")
 def test_a_breach_of_the_protocol_counts_next_to_others(loop: Loop) -> None:
     loop.shares.spend(THIRD, loop.now)
     loop.shares.broke_the_protocol(PEER)

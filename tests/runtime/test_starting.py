@@ -53,6 +53,7 @@ def test_a_file_on_the_sockets_path_is_left_alone() -> None:
         assert (path / "daemon.sock").read_text() == "precious"
 
 
+@pytest.mark.promise("sigterm-ends-daemon")
 @pytest.mark.parametrize("first", [False, True], ids=["next to others", "as the first process, as in a container"])
 def test_sigterm_ends_a_daemon_that_does_not_serve_yet(first: bool, tmp_path: Path) -> None:
     """The kernel keeps a signal without a handler from a container's first process, which would serve on."""

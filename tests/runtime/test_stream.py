@@ -330,6 +330,7 @@ def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
     assert stream.cause_seconds == {"daemon": 0.0, "shard_rate": 9.0}
 
 
+@pytest.mark.promise("batch-larger-minute")
 def test_the_time_in_which_a_record_waits_for_long_is_counted_though_no_caller_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -105,6 +105,7 @@ async def test_a_name_that_never_worked_is_forgotten_soon(monkeypatch: pytest.Mo
         await until_on_loop(lambda: [stream.name for stream in streams] == ["works"])
 
 
+@pytest.mark.promise("refusal-nobody-met-long")
 async def test_a_refusal_that_nobody_has_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of an idle stream shows that the cause was fixed, and an alert must not wait for one."""
     monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 0.1)
@@ -124,6 +125,7 @@ async def test_a_refusal_that_nobody_has_met_for_long_is_forgotten(monkeypatch: 
         assert not new.is_up, "the next row finds it refused once more"
 
 
+@pytest.mark.promise("user-streams-listed")
 async def test_of_unused_streams_one_that_never_worked_makes_place_first_and_then_the_longest_idle() -> None:
     async with streams_of(Config(node=NodeSettings(max_streams=3))) as streams:
         paused, first, second = streams.open("paused"), streams.open("first"), streams.open("second")
@@ -139,6 +141,7 @@ async def test_of_unused_streams_one_that_never_worked_makes_place_first_and_the
         assert [stream.name for stream in streams] == ["first", "one-more", "two-more"]
 
 
+@pytest.mark.promise("user-streams-listed")
 async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -213,6 +216,7 @@ def opens(streams: Streams, name: str, uid: int) -> None:
     streams.open(name, uid).join(caller, patient=False, uid=uid)
 
 
+@pytest.mark.promise("user-streams-listed")
 async def test_one_user_does_not_have_all_streams_and_listed_ones_do_not_count() -> None:
     node = NodeSettings(max_streams=6, max_streams_per_user=2)
     async with streams_of(Config(node=node, streams={"listed": StreamSettings(), "too": StreamSettings()})) as streams:
@@ -231,6 +235,7 @@ async def test_one_user_does_not_have_all_streams_and_listed_ones_do_not_count()
             streams.open("a", 8)
 
 
+@pytest.mark.promise("listed-users-send")
 async def test_a_stream_takes_records_of_its_users_alone() -> None:
     """The settings of all streams hold for one without a table."""
     config = Config(
@@ -250,6 +255,7 @@ async def test_a_stream_takes_records_of_its_users_alone() -> None:
         opens(streams, "hers", 8)
 
 
+@pytest.mark.promise("open-stream-table-gone")
 async def test_an_open_stream_that_is_not_listed_any_more_takes_no_new_client() -> None:
     listed = Config(streams={"orders": StreamSettings(), "other": StreamSettings()})
     async with streams_of(listed) as streams:
@@ -260,6 +266,7 @@ async def test_an_open_stream_that_is_not_listed_any_more_takes_no_new_client() 
             streams.open("orders", 8)
 
 
+@pytest.mark.promise("user-streams-listed")
 async def test_names_that_a_user_left_behind_still_count_until_they_work() -> None:
     """Records that nobody waits for would keep each of them, and one user would have all streams."""
     node = NodeSettings(max_streams=6, max_streams_per_user=2)

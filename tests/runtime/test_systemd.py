@@ -387,6 +387,7 @@ def test_the_first_socket_has_the_number_that_systemd_gives_it() -> None:
     assert systemd.FIRST_DESCRIPTOR == 3
 
 
+@pytest.mark.promise("systemds-own-activation")
 @pytest.mark.system
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is missing: apt-get install systemd")
 def test_systemds_own_activation_passes_both_sockets_and_they_stay(kinesis: FakeKinesis, server: FakeServer) -> None:
@@ -414,6 +415,7 @@ def test_systemds_own_activation_passes_both_sockets_and_they_stay(kinesis: Fake
         assert admin.exists()
 
 
+@pytest.mark.promise("five-restarts-under-load")
 @pytest.mark.slow
 def test_five_restarts_behind_a_passed_socket_fail_nobody(kinesis: FakeKinesis, server: FakeServer) -> None:
     """Who connects meanwhile waits, and who was sending goes on with the next daemon: every row is stored once."""

@@ -61,6 +61,7 @@ async def ask(calls: SparingCalls, times: int) -> None:
         await calls.describe_stream_summary({})
 
 
+@pytest.mark.promise("streams-never-stored")
 async def test_invented_names_of_a_user_make_32_calls_and_then_4_in_a_minute(clock: Clock) -> None:
     """Another user may have the stream open in a second's time, so each second is looked who has."""
     service, allowance = Service(NOT_FOUND), CallAllowance()
@@ -122,6 +123,7 @@ async def test_what_is_used_up_comes_back_with_time(clock: Clock) -> None:
     assert not clock.slept
 
 
+@pytest.mark.promise("streams-never-stored")
 async def test_a_name_that_somebody_opened_first_is_asked_about_by_who_has_calls_left(clock: Clock) -> None:
     """Else a user without calls could open another user's stream first, and so keep it from working."""
     service, allowance, users = Service(NOT_FOUND), CallAllowance(), [7]

@@ -41,6 +41,7 @@ def test_a_batch_is_written_from_a_client_of_spark_connect(
     assert kinesis.ids(stream) == Counter(range(rows))
 
 
+@pytest.mark.promise("writer-settings-count")
 def test_tasks_of_spark_connect_start_their_daemon(client: Driver, kinesis: Kinesis) -> None:
     stream, rows = kinesis.stream(), 100
     result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=own_settings(kinesis))

@@ -31,6 +31,7 @@ def diverted(folder: Path) -> dict[str, list[tuple[int, str]]]:
     }
 
 
+@pytest.mark.promise("repeated-batch-replaces")
 @pytest.mark.spark_lane
 def test_a_repeated_batch_replaces_its_files_and_no_other(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
@@ -59,6 +60,7 @@ def test_a_repeated_batch_replaces_its_files_and_no_other(
     assert again == {name for name in files if name.startswith(f"{query_id}-2-")}
 
 
+@pytest.mark.promise("task-writes-bad-rows")
 def test_each_write_of_a_batch_job_has_files_of_its_own_and_they_can_be_written_again(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -78,6 +80,7 @@ def test_each_write_of_a_batch_job_has_files_of_its_own_and_they_can_be_written_
     assert write_batch(fixed, data="data", **options).records == 4
 
 
+@pytest.mark.promise("repeated-batch-replaces")
 def test_the_data_source_diverts_as_the_writer_does(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_the_data_source_diverts_as_the_writer_does(
     )
 
 
+@pytest.mark.promise("message-judges-record", "way-stream-refused-good")
 def test_where_the_way_or_the_stream_is_refused_no_good_row_is_left_out(
     spark: Any, kinesis: Kinesis, tmp_path: Path
 ) -> None:
@@ -122,6 +126,7 @@ def test_where_the_way_or_the_stream_is_refused_no_good_row_is_left_out(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.promise("repeated-batch-replaces")
 def test_no_write_of_a_foreach_batch_replaces_the_rows_of_another(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:

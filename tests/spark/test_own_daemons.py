@@ -25,6 +25,7 @@ def none_is_left(one_kinesis: Kinesis) -> Iterator[None]:
     until(lambda: not own_daemons(one_kinesis), "no daemon is left", END_SECONDS)
 
 
+@pytest.mark.promise("executor-own-killed")
 def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along(
     kinesis: Kinesis, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_the_data_source_takes_them_as_options(local: Driver, kinesis: Kinesis) 
     assert any('aggregation = "kpl"' in line for settings in kinds for line in settings)
 
 
+@pytest.mark.promise("writer-settings-count")
 @pytest.mark.slow
 def test_a_writer_s_settings_count_more_than_the_nodes_daemons(
     kinesis: Kinesis, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

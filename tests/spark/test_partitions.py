@@ -44,6 +44,7 @@ def test_empty_partitions_and_empty_batches_are_written(spark: Any, kinesis: Kin
     assert kinesis.ids(stream) == Counter((6, 7, 8))
 
 
+@pytest.mark.promise("dry-run-stores-nothing")
 @pytest.mark.spark_lane
 def test_a_dry_run_stores_nothing_and_finds_what_the_write_then_does(
     spark: Any, kinesis: Kinesis, running: DaemonProcess

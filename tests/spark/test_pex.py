@@ -74,6 +74,7 @@ def commands(result: Any) -> list[str]:
     return [found.command for found in processes() if found.pid in result["daemons"]]
 
 
+@pytest.mark.promise("executors-lack-daemon", "executors-lack-daemon-packages", "executors-lack-daemon-packages-start")
 @pytest.mark.spark_lane
 def test_executors_that_lack_the_daemon_s_packages_start_it_from_a_file(
     pex: Path, workers: str, kinesis: Kinesis, tmp_path: Path
@@ -88,6 +89,7 @@ def test_executors_that_lack_the_daemon_s_packages_start_it_from_a_file(
     until(lambda: not commands(result), "no daemon is left", 5)
 
 
+@pytest.mark.promise("executors-lack-daemon")
 def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "daemon.zip", "w") as archive:
         archive.write(pex, pex.name)
@@ -98,6 +100,7 @@ def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tm
         assert "/daemon/.producerd-pex/" in commands(result)[0]
 
 
+@pytest.mark.promise("executors-lack-daemon")
 @pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs pyspark[connect]")
 def test_spark_connect_ships_it_as_an_artifact(pex: Path, kinesis: Kinesis, tmp_path: Path) -> None:
     stream = kinesis.stream()

@@ -63,6 +63,7 @@ def executor(spark: SparkSession) -> Callable[..., Pod]:
     return make
 
 
+@pytest.mark.promise("executors-open-socket")
 @pytest.mark.parametrize("mode", ["daemonset", "sidecar"])
 def test_executors_may_open_the_socket(executor: Callable[..., Pod], mode: str) -> None:
     spec = executor(mode)["spec"]
@@ -75,6 +76,7 @@ def test_executors_may_open_the_socket(executor: Callable[..., Pod], mode: str) 
     assert kind in volume
 
 
+@pytest.mark.promise("executors-open-socket")
 def test_the_daemon_is_a_native_sidecar_and_has_its_time_and_its_account(executor: Callable[..., Pod]) -> None:
     """Without the older name of the account Spark puts the driver's there."""
     pod = executor("sidecar")
@@ -87,6 +89,7 @@ def test_the_daemon_is_a_native_sidecar_and_has_its_time_and_its_account(executo
     assert pod["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS
 
 
+@pytest.mark.promise("spark-puts-own-grace")
 def test_spark_puts_its_own_grace_and_a_hook_of_its_own_into_the_pod(
     executor: Callable[..., Pod], spark: SparkSession
 ) -> None:

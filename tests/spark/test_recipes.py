@@ -70,6 +70,7 @@ def rows(records: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(record.get(name) for name in NAMES) for record in records)
 
 
+@pytest.mark.promise("avro-header-registry")
 def test_avro_has_the_header_of_a_registry_and_decodes(spark: Any, flights: Any, kinesis: Kinesis) -> None:
     try:
         spark.sql(f"ADD JAR ivy://org.apache.spark:{AVRO}?transitive=false")
@@ -85,6 +86,7 @@ def test_avro_has_the_header_of_a_registry_and_decodes(spark: Any, flights: Any,
     assert rows(row.asDict() for row in decoded) == Counter(ROWS)
 
 
+@pytest.mark.promise("avro-header-registry")
 def test_protobuf_decodes(
     spark: Any, flights: Any, kinesis: Kinesis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +100,13 @@ def test_protobuf_decodes(
     assert Counter((each.tailnum or None, each.origin, each.distance) for each in decoded) == Counter(ROWS)
 
 
+@pytest.mark.promise("avro-header-registry")
 def test_compressed_payloads_decode(flights: Any, kinesis: Kinesis) -> None:
     run(code("Compressed payloads"), df=flights)
     assert rows(json.loads(gzip.decompress(data)) for data in kinesis.data("flights")) == Counter(ROWS)
 
 
+@pytest.mark.promise("avro-header-registry")
 def test_a_consumer_drops_copies_by_id_and_never_a_row(flights: Any, kinesis: Kinesis) -> None:
     """The first attempt of each batch has stored one partition when it is repeated."""
     write = run(code("An id that lets a consumer drop copies"))["write"]
@@ -124,6 +128,7 @@ def test_a_consumer_drops_copies_by_id_and_never_a_row(flights: Any, kinesis: Ki
     assert not Counter(ROWS) - read()
 
 
+@pytest.mark.promise("avro-header-registry")
 def test_a_repeated_batch_is_archived_once(spark: Any, flights: Any, kinesis: Kinesis, tmp_path: Path) -> None:
     given = Input(tmp_path, files=2, rows_a_file=10)
     archive = tmp_path / "archive"
@@ -141,6 +146,7 @@ def test_a_repeated_batch_is_archived_once(spark: Any, flights: Any, kinesis: Ki
     assert Counter(row["id"] for row in archived) == Counter(range(given.rows))
 
 
+@pytest.mark.promise("avro-header-registry")
 def test_each_row_goes_to_every_stream_it_names(flights: Any, kinesis: Kinesis) -> None:
     kinesis.call("streams", {"name": "flights-audit", "shards": 1})
     run(code("Several streams"), df=flights)
@@ -148,6 +154,7 @@ def test_each_row_goes_to_every_stream_it_names(flights: Any, kinesis: Kinesis) 
         assert rows(map(json.loads, kinesis.data(stream))) == Counter(ROWS)
 
 
+@pytest.mark.promise("avro-header-registry")
 @pytest.mark.skipif(
     SPARK < "4.1" or importlib.util.find_spec("grpc_status") is None, reason="needs pyspark[pipelines] of Spark 4.1"
 )

@@ -159,6 +159,7 @@ def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) 
     assert all(body.layout.charge_bytes <= 5_000 or body.layout.records == 1 for body in bodies)
 
 
+@pytest.mark.promise("records-fail-named-place")
 def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon) -> None:
     daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"bad" else None)))
     client = client_of(daemon)

@@ -1423,6 +1423,7 @@ def test_a_client_gives_up_after_so_many_daemons_and_no_sooner(daemon: FakeDaemo
     assert len(daemon.sessions) == (7 if has_progressed else 6)
 
 
+@pytest.mark.promise("daemon-know-dry-runs")
 def test_a_daemon_that_does_not_know_dry_runs_is_sent_nothing(daemon: FakeDaemon) -> None:
     """It would skip the field in OPEN, and store the rows."""
     with pytest.raises(ConnectionFailed, match="would store the rows of a dry run: upgrade it") as failed:

@@ -110,6 +110,7 @@ def test_it_is_unpacked_elsewhere_if_nobody_may_write_next_to_it(
     assert find((), tmp_path) == from_pex(sys.executable, own, tmp_path)
 
 
+@pytest.mark.promise("run-here-error-says", "executors-lack-daemon-packages-start")
 @pytest.mark.parametrize(
     ("minor", "version", "machine"),
     [(OTHER, __version__, MACHINE), (OWN_MINOR, "9.9", MACHINE), (OWN_MINOR, __version__, "pdp11")],

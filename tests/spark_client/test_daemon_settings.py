@@ -76,6 +76,7 @@ def test_what_does_not_hold_is_named(given: Any, problem: str) -> None:
     assert found.startswith(problem)
 
 
+@pytest.mark.promise("settings-stand-neither")
 @pytest.mark.parametrize(
     "given",
     [
@@ -94,6 +95,7 @@ def test_a_wrong_value_that_may_be_a_secret_is_not_shown(given: Any) -> None:
     assert "s3cret" not in repr(DaemonSettings.of({"external_id": "s3cret"}))
 
 
+@pytest.mark.promise("wrong-writer-error")
 def test_all_that_is_wrong_with_a_writer_is_one_error() -> None:
     with pytest.raises(ConfigurationError) as caught:
         KinesisBatchWriter(stream="", daemon={"regoin": "x", "queue_limit": 0}, daemon_start_timeout_seconds=-1)

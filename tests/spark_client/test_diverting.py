@@ -69,6 +69,7 @@ def kept(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in pq.read_table(path).to_pylist()]
 
 
+@pytest.mark.promise("task-writes-bad-rows")
 def test_a_task_writes_its_bad_rows_with_why_and_all_that_they_hold(picky: FakeDaemon, tmp_path: Path) -> None:
     to = (tmp_path / "a folder" / "new").as_uri()
     first = batch(partition_key=["a", "b", None], data=["good", "invalid", "good"])
@@ -104,6 +105,7 @@ def test_rows_that_are_refused_before_they_are_sent_are_kept_too(daemon: FakeDae
     ]
 
 
+@pytest.mark.promise("repeated-batch-replaces")
 def test_a_repeat_replaces_the_file_whole(picky: FakeDaemon, tmp_path: Path) -> None:
     for data in (["invalid", "large", "good"], ["good", "invalid"]):
         send(picky, tmp_path.as_uri(), batch(partition_key=["k"] * len(data), data=data))
@@ -116,6 +118,7 @@ def test_a_task_without_bad_rows_writes_nothing(picky: FakeDaemon, tmp_path: Pat
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.promise("message-judges-record")
 @pytest.mark.parametrize(
     ("data", "error"), [("old", "EXPIRED 1"), ("refused", "RECORD_INVALID 1 .*; these rows .* upgrade the daemon")]
 )
@@ -164,6 +167,7 @@ def test_a_folder_that_is_full_keeps_the_file_that_it_had_and_no_part(tmp_path: 
     assert (tmp_path / "bad" / FILE).read_bytes() == b"before"
 
 
+@pytest.mark.promise("file-cannot-written")
 @pytest.mark.parametrize("first_error", ["at its place", "on the task's disk"])
 def test_a_file_that_cannot_be_written_fails_the_batch_and_not_the_task(
     first_error: str, picky: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +194,7 @@ def test_a_file_that_cannot_be_written_fails_the_batch_and_not_the_task(
     assert type(error) is ProducerdError
 
 
+@pytest.mark.promise("however-many-rows-bad")
 def test_however_many_rows_are_bad_a_task_holds_a_row_group_of_them(tmp_path: Path) -> None:
     """128 MiB in frames of 1 MiB, then one row that is larger than a group."""
     bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
@@ -414,6 +419,7 @@ def test_a_bucket_s_region_is_looked_up_unless_the_place_has_one_or_an_endpoint(
     assert (buckets, made) == (asked, [{**place.parameters, "region": region, "background_writes": False}])
 
 
+@pytest.mark.promise("s3-file-under-prefix")
 def test_s3_has_the_file_under_its_prefix(s3: str, picky: FakeDaemon) -> None:
     rows = batch(partition_key=["k", "k"], data=["good", "invalid"])
     result = send(picky, f"s3://kept/bad/rows/{s3}", rows)
@@ -422,12 +428,14 @@ def test_s3_has_the_file_under_its_prefix(s3: str, picky: FakeDaemon) -> None:
     assert table.column("data").to_pylist() == [b"invalid"]
 
 
+@pytest.mark.promise("file-cannot-written")
 def test_a_bucket_that_is_not_there_fails_the_batch(s3: str, picky: FakeDaemon) -> None:
     result = send(picky, f"s3a://absent{s3}", batch(partition_key=["k"], data=["invalid"]))
     with pytest.raises(RecordsFailed, match=rf"DIVERT_FAILED 1 \(s3://absent/{FILE}: .*NO_SUCH_BUCKET"):
         merge(7, "s", [result], skip_bad_records=True)
 
 
+@pytest.mark.promise("however-many-rows-bad")
 def test_a_large_file_is_not_copied_into_memory_to_be_sent(s3: str, tmp_path: Path) -> None:
     """128 MiB, of which Arrow holds a part at a time."""
     content = tmp_path / "content"
@@ -451,6 +459,7 @@ def test_a_large_file_is_not_copied_into_memory_to_be_sent(s3: str, tmp_path: Pa
     assert files(s3).get_file_info("kept/large").size == 128 << 20
 
 
+@pytest.mark.promise("file-cannot-written")
 def test_an_upload_that_fails_half_way_leaves_the_file_that_was_there(s3: str, faults: Faults, tmp_path: Path) -> None:
     """To close Arrow's stream would complete the upload with the parts that it has."""
     place, content = Place.of(f"s3://kept/{s3}"), tmp_path / "content"

@@ -71,6 +71,7 @@ def until(happens: Callable[[], object]) -> None:
 # ---- what goes together
 
 
+@pytest.mark.promise("put-frame-way-next")
 def test_what_is_put_while_a_frame_is_on_its_way_goes_with_the_next_one(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
     daemon.runs(grants_when(go_on))
@@ -87,6 +88,7 @@ def test_what_is_put_while_a_frame_is_on_its_way_goes_with_the_next_one(daemon: 
     assert [data for _, (_, data, _) in daemon.sessions[0].rows][2:] == [b"other %d" % number for number in range(500)]
 
 
+@pytest.mark.promise("order-caller-calls-kept")
 def test_the_order_of_a_caller_s_calls_is_kept(daemon: FakeDaemon) -> None:
     expected = []
     with client_of(daemon) as client:
@@ -110,6 +112,7 @@ def test_each_stream_s_records_go_together(daemon: FakeDaemon) -> None:
         assert found == [b"%d" % number for number in range(place, 200, 2)]
 
 
+@pytest.mark.promise("put-waits-next-frame")
 @pytest.mark.parametrize("limits", [{"max_frame_records": 10}, {"max_frame_bytes": 1024 + 10 * (32 + 68)}])
 def test_put_waits_when_the_next_frame_is_full_too(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]

@@ -428,6 +428,7 @@ def test_it_has_the_variables_of_its_code_and_none_that_are_for_this_process(mon
     assert int(said[1]) != os.getsid(0), "PySpark signals the group of this one"
 
 
+@pytest.mark.promise("settings-stand-neither")
 def test_its_settings_are_in_a_private_file_while_it_starts(folders: Path) -> None:
     script = "for word; do file=${word#--sets-file=}; done; stat -c %a $file >&2; cat $file >&2"
     daemon = OwnDaemon(DaemonSettings.of({"command": ["sh", "-c", script, "sh"], "external_id": "s3cret"}), 20)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spark_client.reasons import FIRST_SECONDS, MOST_KINDS, MOST_SECONDS, Reasons
 
 
+@pytest.mark.promise("client-asks-waits-why")
 def test_the_reason_that_held_longest_is_kept_in_its_latest_words() -> None:
     reasons = Reasons()
     for seconds, reason in (2.0, "shard 1 holds 53%"), (5.0, "answers are late"), (4.0, "shard 2 holds 7,100%"):

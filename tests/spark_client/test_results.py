@@ -227,6 +227,7 @@ def test_what_may_be_skipped_is_not_listed_with_what_fails_the_batch() -> None:
     )
 
 
+@pytest.mark.promise("code-alone-lets-row")
 def test_a_code_alone_lets_no_row_be_skipped_and_the_daemon_is_to_be_upgraded() -> None:
     """A daemon that does not say which rows were judged gives this code to good rows of a refused stream, too."""
     kms = RowFailure(Code.KMS, "no key", 1, False, (0,), "s")

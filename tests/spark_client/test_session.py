@@ -230,6 +230,7 @@ def test_a_daemon_that_does_not_answer_a_cancel_is_given_2_seconds(session: Daem
     assert reads.until == [1_005.0, 1_002.0]
 
 
+@pytest.mark.promise("client-asks-waits-why")
 def test_a_client_asks_while_it_waits_why_it_does(
     session: DaemonSession, backlog: Backlog, wait_time: WaitTime, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

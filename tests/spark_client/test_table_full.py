@@ -71,6 +71,7 @@ def test_it_waits_no_longer_than_its_connect_time_out(daemon: FakeDaemon) -> Non
     assert 2 <= len(daemon.sessions) <= 5, "it comes less and less often"
 
 
+@pytest.mark.promise("first-stream-longest")
 def test_an_idle_client_sleeps_until_it_has_rows_and_counts_no_daemon_as_lost(
     daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:

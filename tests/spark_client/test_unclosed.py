@@ -25,6 +25,7 @@ for client in clients:
 """
 
 
+@pytest.mark.promise("program-ends-close-stored")
 @pytest.mark.parametrize("warns", [False, True])
 def test_the_end_of_a_program_waits_for_a_time_and_says_what_is_not_stored(daemon: FakeDaemon, warns: bool) -> None:
     """As for a file, the warning is shown where warnings are."""

@@ -235,6 +235,7 @@ def test_a_column_called_explicit_hash_key_is_one(daemon: FakeDaemon, spark: Spa
     assert daemon.rows == [(b"k", b"d", b"9")]
 
 
+@pytest.mark.promise("foreach-batch-commits")
 @pytest.mark.spark
 def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame) -> None:
     writer = KinesisBatchWriter("s", "tail.num", socket=daemon.path)
@@ -264,6 +265,7 @@ def a_result(tasks: int) -> BatchResult:
     return merge(7, "s", partitions, skip_bad_records=True, seconds=3.0)
 
 
+@pytest.mark.promise("client-asks-waits-why")
 def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
     result = a_result(3)
     assert repr(result) == (
@@ -710,6 +712,7 @@ def test_the_size_of_rows_is_known_from_the_second_batch_on(daemon: FakeDaemon, 
     assert writer._row_bytes == result.bytes / 1_000 > 1
 
 
+@pytest.mark.promise("foreach-batch-commits")
 @pytest.mark.spark
 def test_foreach_batch_commits_only_what_is_acknowledged(
     daemon: FakeDaemon, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -243,6 +243,7 @@ def test_each_helm_renders_the_same(mode: str) -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.promise("kubernetes-knows-field")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_each_kubernetes_knows_every_field(mode: str, version: str, everything: Path) -> None:
@@ -253,6 +254,7 @@ def test_each_kubernetes_knows_every_field(mode: str, version: str, everything: 
                 validate(manifest, version)
 
 
+@pytest.mark.promise("kubernetes-knows-field")
 @pytest.mark.parametrize("kind", OPERATORS_KINDS)
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_the_prometheus_operator_knows_every_field(mode: str, kind: str, everything: Path) -> None:
@@ -260,6 +262,7 @@ def test_the_prometheus_operator_knows_every_field(mode: str, kind: str, everyth
         validate(one(manifests, kind), OLDEST)
 
 
+@pytest.mark.promise("kubernetes-knows-field")
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_planted_mistake_is_noticed_in_each_kind(kind: str) -> None:
     manifests = [*example("daemonset"), yaml.safe_load(executor(example("sidecar")))]
@@ -277,6 +280,7 @@ def test_a_mistake_is_planted_in_every_kind_that_the_chart_has() -> None:
     assert {manifest["kind"] for mode in EXAMPLES for manifest in with_pod(example(mode))} == set(PLANTED)
 
 
+@pytest.mark.promise("value-could-work-refused", "value-could-work-refused-name")
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_value_that_could_not_work_is_refused_by_its_name(setting: str) -> None:
     done = render("--set-json", setting)
@@ -285,6 +289,7 @@ def test_a_value_that_could_not_work_is_refused_by_its_name(setting: str) -> Non
     assert "nil pointer" not in done.stderr
 
 
+@pytest.mark.promise("value-could-work-refused")
 @pytest.mark.parametrize("setting", WHAT_TO_DO)
 def test_a_refusal_says_what_to_do(setting: str) -> None:
     done = render("--set-json", setting)
@@ -292,6 +297,7 @@ def test_a_refusal_says_what_to_do(setting: str) -> None:
     assert WHAT_TO_DO[setting] in done.stderr
 
 
+@pytest.mark.promise("value-could-work-refused")
 def test_what_only_resembles_a_mistake_is_rendered() -> None:
     values = (
         'image={"repository": "host:5000/data/producerd", "tag": "0.2.0"}',
@@ -316,6 +322,7 @@ def test_no_label_of_the_pods_stands_twice(mode: str) -> None:
     assert f"podLabels: the chart itself sets {name}" in done.stderr
 
 
+@pytest.mark.promise("value-could-work-refused")
 def test_every_problem_is_named_at_once() -> None:
     done = render("--set=image.repository=", "--set=config=", "--set=terminationGracePeriodSeconds=5")
     assert [
@@ -338,6 +345,7 @@ def test_what_need_not_be_there_may_be_taken_away() -> None:
         assert rendered(f"--set=mode={mode}", *flags)
 
 
+@pytest.mark.promise("daemon-time-drain")
 @pytest.mark.parametrize(
     ("drain", "grace", "holds"),
     [
@@ -355,6 +363,7 @@ def test_the_grace_must_be_longer_than_the_time_to_drain(drain: str, grace: int,
     assert ("killed before it has ended" in done.stderr) != holds
 
 
+@pytest.mark.promise("daemon-lost-records")
 @pytest.mark.parametrize(
     ("interval", "holds"), [("15s", True), ("20s", True), ("21s", False), ("60s", False), ("1m", False)]
 )
@@ -370,6 +379,7 @@ def test_the_interval_of_a_monitor_that_is_not_rendered_is_nobodys_concern() -> 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.promise("value-could-work-refused")
 @pytest.mark.parametrize("seconds", ["1e2", "0x10", "0b11"])
 def test_a_time_to_drain_that_the_chart_cannot_read_is_refused(seconds: str) -> None:
     done = render("--set-json", f'config="drain_timeout_seconds = {seconds}"')
@@ -383,6 +393,7 @@ def test_a_directory_of_the_node_may_have_any_name() -> None:
         assert pod["spec"]["volumes"][0]["hostPath"]["path"] == "/a/producerd{b: #c"
 
 
+@pytest.mark.promise("executors-probes-find")
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_executors_and_probes_find_the_daemon_whatever_its_file_says(mode: str, tmp_path: Path) -> None:
     file = "socket = '/tmp/a.sock'\nadmin_socket = '/tmp/b.sock'\nmetrics_listen = '127.0.0.1:1'\nregion = 'a-1'"
@@ -394,6 +405,7 @@ def test_executors_and_probes_find_the_daemon_whatever_its_file_says(mode: str, 
     assert node.metrics_address == ("0.0.0.0", daemon_container(manifests)["ports"][0]["containerPort"])
 
 
+@pytest.mark.promise("user-knows-default-upgrade")
 @pytest.mark.parametrize("setting", ["image.repository", "config"])
 def test_what_only_the_user_knows_has_no_default_that_an_upgrade_could_bring_back(setting: str) -> None:
     """Helm forgets the options of earlier calls where new values are given."""
@@ -402,6 +414,7 @@ def test_what_only_the_user_knows_has_no_default_that_an_upgrade_could_bring_bac
     assert f"{setting}: " in done.stderr
 
 
+@pytest.mark.promise("user-knows-default-upgrade")
 def test_the_commands_of_the_page_take_the_image_from_the_values() -> None:
     page = (ROOT / "docs/use/kubernetes.md").read_text()
     commands = re.findall(r"helm upgrade [^`]*?[^\\]\n", page)
@@ -428,6 +441,7 @@ def test_another_chart_may_depend_on_it(tmp_path: Path) -> None:
     assert "restartPolicy: Always" in done.stdout
 
 
+@pytest.mark.promise("check-knows-memory-another")
 @pytest.mark.parametrize("arguments", [(), *(("--values", path) for path in EXAMPLES.values())])
 def test_the_memory_is_what_the_settings_need(arguments: Sequence[str | Path], tmp_path: Path) -> None:
     manifests = rendered(*arguments)
@@ -437,6 +451,7 @@ def test_the_memory_is_what_the_settings_need(arguments: Sequence[str | Path], t
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
 
 
+@pytest.mark.promise("daemon-charts-settings")
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_a_daemon_with_the_charts_settings_answers_its_probes(mode: str, tmp_path: Path) -> None:
     manifests = example(mode)
@@ -452,6 +467,7 @@ def test_a_daemon_with_the_charts_settings_answers_its_probes(mode: str, tmp_pat
         subprocess.run([sys.executable, "-m", "producerd.ctl", *starts], env=env, cwd=ROOT, check=True, timeout=30)
 
 
+@pytest.mark.promise("daemon-time-drain")
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_the_daemon_has_the_time_that_it_may_drain_for(mode: str, tmp_path: Path) -> None:
     manifests = example(mode)
@@ -459,6 +475,7 @@ def test_the_daemon_has_the_time_that_it_may_drain_for(mode: str, tmp_path: Path
     assert daemon_pod(manifests)["spec"]["terminationGracePeriodSeconds"] > ends
 
 
+@pytest.mark.promise("daemon-must", "value-could-work-refused-name")
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_the_daemon_may_do_no_more_than_it_must(mode: str) -> None:
     """So it also fits into a namespace that enforces the restricted standard, where its pod is a sidecar's."""
@@ -473,6 +490,7 @@ def test_the_daemon_may_do_no_more_than_it_must(mode: str) -> None:
     }
 
 
+@pytest.mark.promise("init-container-gives")
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
 def test_the_init_container_gives_the_directory_to_the_daemon(tmp_path: Path) -> None:
     """With the capabilities that it has, at the first start and at a later one."""
@@ -496,11 +514,13 @@ def test_the_init_container_gives_the_directory_to_the_daemon(tmp_path: Path) ->
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (9474, 9474, 0o750)
 
 
+@pytest.mark.promise("two-daemons-never-share")
 def test_two_daemons_never_share_a_nodes_directory() -> None:
     strategy = one(example("daemonset"), "DaemonSet")["spec"]["updateStrategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
 
 
+@pytest.mark.promise("change-configuration-restarts")
 def test_a_change_of_the_configuration_restarts_the_pods_and_one_around_them_not() -> None:
     def pod(*arguments: str) -> Manifest:
         return daemon_pod(rendered(*arguments))
@@ -510,6 +530,7 @@ def test_a_change_of_the_configuration_restarts_the_pods_and_one_around_them_not
     assert pod() == pod(*(f"--set={name}=true" for name in around), "--set=daemonset.maxUnavailable=1")
 
 
+@pytest.mark.promise("daemonset-pods-keep")
 def test_a_daemonset_s_pods_keep_their_settings_and_executors_find_the_newest() -> None:
     """A pod of the old template mounts another ConfigMap; a running job's template names the one that there is."""
     found = {}
@@ -521,6 +542,7 @@ def test_a_daemonset_s_pods_keep_their_settings_and_executors_find_the_newest() 
     assert found == {"daemonset": (2, {True}), "sidecar": (1, {None})}
 
 
+@pytest.mark.promise("change-configuration-restarts")
 def test_the_configuration_is_taken_as_it_is_written(tmp_path: Path) -> None:
     """Indented, with tabs, quotes, and what looks like a template."""
     written = '  region = \'eu-west-1\'\n\n\t# {{ .Values }}: "quoted" \\ |\n[streams."a.b"]\n  linger_seconds = 1'
@@ -529,6 +551,7 @@ def test_the_configuration_is_taken_as_it_is_written(tmp_path: Path) -> None:
     assert configuration(manifests) == written
 
 
+@pytest.mark.promise("nobody-reads-metrics")
 @pytest.mark.parametrize(("namespaces", "rules"), [("[]", []), ('["one","two"]', [["one", "two"]])])
 def test_nobody_reads_the_metrics_but_pods_of_the_listed_namespaces(namespaces: str, rules: list[Any]) -> None:
     flags = ("--set=networkPolicy.enabled=true", "--set-json", f"networkPolicy.scrapeNamespaces={namespaces}")
@@ -542,6 +565,7 @@ def test_nobody_reads_the_metrics_but_pods_of_the_listed_namespaces(namespaces: 
     )
 
 
+@pytest.mark.promise("monitor-finds-pods-names")
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_the_monitor_finds_the_pods_and_names_them_as_the_alerts_do(mode: str) -> None:
     manifests = example(mode, "--set=monitoring.podMonitor.cluster=analytics")
@@ -555,6 +579,7 @@ def test_the_monitor_finds_the_pods_and_names_them_as_the_alerts_do(mode: str) -
     assert labels["release"] == "jobs/producerd"
 
 
+@pytest.mark.promise("pod-replaces-another")
 def test_a_pod_that_replaces_another_goes_on_with_the_series_of_its_node() -> None:
     manifests = example("daemonset")
     assert scraped(manifests, "producerd-1", "node-1") == scraped(manifests, "producerd-2", "node-1")
@@ -565,6 +590,7 @@ def test_a_pod_that_replaces_another_goes_on_with_the_series_of_its_node() -> No
     assert len(instances) == 2
 
 
+@pytest.mark.promise("alert-runbook-address")
 def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
     address = "https://example.com/operate"
     flags = [f"--set=monitoring.prometheusRule.{each}" for each in ("enabled=true", f"runbookUrl={address}")]
@@ -577,6 +603,7 @@ def test_each_alert_has_the_runbook_at_the_address_that_is_given() -> None:
     assert all(url.startswith(f"{address}/runbook-") for url in urls)
 
 
+@pytest.mark.promise("alert-runbook-address")
 def test_alerts_may_be_left_out_by_their_names_and_by_no_other() -> None:
     def alerts(*arguments: str) -> set[str]:
         groups = one(example("daemonset", *arguments), "PrometheusRule")["spec"]["groups"]
@@ -590,6 +617,7 @@ def test_alerts_may_be_left_out_by_their_names_and_by_no_other() -> None:
     assert "no alert is named ProducerdDaemonsApsent" in done.stderr
 
 
+@pytest.mark.promise("alert-runbook-address")
 @pytest.mark.parametrize("address", ["docs/operate", "https://wiki/ops?a=b&c=d"])
 def test_grafana_gets_the_dashboard_with_the_address_of_the_runbook(address: str) -> None:
     found = one(example("daemonset", f"--set=monitoring.prometheusRule.runbookUrl={address}"), "ConfigMap", DASHBOARD)
@@ -606,6 +634,7 @@ def test_the_pod_templates_are_those_of_the_chart(mode: str) -> None:
     assert POD_TEMPLATES[mode].read_text() == executor(example(mode))
 
 
+@pytest.mark.promise("notes-name")
 @pytest.mark.parametrize("release", ["producerd", "etl"])
 @pytest.mark.parametrize("mode", EXAMPLES)
 def test_the_notes_name_what_there_is(mode: str, release: str) -> None:

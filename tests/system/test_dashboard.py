@@ -60,6 +60,7 @@ def without_data(run: FaultyRun, panel: dict[str, Any], end: float) -> list[str]
     return [target["legendFormat"] for target in panel["targets"] if not answers(run, target, end)]
 
 
+@pytest.mark.promise("query-panel-data-everything")
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_each_query_of_a_panel_has_data_while_everything_fails(run: FaultyRun, panel: dict[str, Any]) -> None:
     assert without_data(run, panel, run.ended) == []
@@ -72,6 +73,7 @@ def test_each_label_in_a_legend_is_one_that_series_have(run: FaultyRun, panel: d
         assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
 
 
+@pytest.mark.promise("query-panel-data-everything")
 def test_only_named_panels_are_empty_while_nothing_is_wrong(run: FaultyRun) -> None:
     end = run.phases[PHASES[0]]
     empty = {panel["title"] for panel in PANELS if len(without_data(run, panel, end)) == len(panel["targets"])}
@@ -92,6 +94,7 @@ def test_annotations_mark_pages_restarts_and_reloads(run: FaultyRun) -> None:
         assert answers(run, {"expr": annotation["expr"], "instant": False}, run.ended), annotation["name"]
 
 
+@pytest.mark.promise("query-panel-data-everything")
 def test_variables_offer_what_there_is_and_work_without_the_labels(run: FaultyRun) -> None:
     """One of the two daemons has neither a cluster nor a region."""
     offered = {

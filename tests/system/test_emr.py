@@ -28,6 +28,7 @@ def bundle(emr: EmrNode, tmp_path: Path) -> str:
     return emr.light_bundle(tmp_path)
 
 
+@pytest.mark.promise("bundle-build-makes-node")
 def test_a_node_has_the_units_and_gives_the_socket_to_yarn(emr: EmrNode, bundle: str) -> None:
     emr.bootstrap(bundle, REGION)
     node = emr.machine
@@ -44,6 +45,7 @@ def test_a_node_has_the_units_and_gives_the_socket_to_yarn(emr: EmrNode, bundle:
     until(lambda: node.run(sockets, codes=(0, 1)).split() == ours, "the daemon has bound it again")
 
 
+@pytest.mark.promise("settings-hold-whatever")
 def test_settings_hold_whatever_their_text_is(emr: EmrNode, bundle: str) -> None:
     odd = """/run/producerd/ 'a' "$HOME" `id` \\n ü # = ;&.sock"""
     settings = [f"admin_socket={odd}", "queue_limit_bytes=32 MiB", 'streams."a.b".queue_limit=5', "log_format=json"]
@@ -64,6 +66,7 @@ WRONG = {
 }
 
 
+@pytest.mark.promise("settings-hold-fail-node")
 def test_settings_that_do_not_hold_fail_the_node_and_disturb_no_daemon(emr: EmrNode, bundle: str) -> None:
     emr.bootstrap(bundle, REGION, "aggregation=kpl")
     file = emr.machine.root / "etc/producerd/producerd.toml"
@@ -73,6 +76,7 @@ def test_settings_that_do_not_hold_fail_the_node_and_disturb_no_daemon(emr: EmrN
     assert (emr.machine.show()["MainPID"], file.read_text()) == before
 
 
+@pytest.mark.promise("daemon-start-fails-node")
 def test_a_bundle_that_does_not_fit_installs_nothing(emr: EmrNode, tmp_path: Path, bundle: str) -> None:
     name, sha256 = bundle.split()
     assert "is not the file with the SHA-256 0" in emr.bootstrap(f"{name} {'0' * 64}", REGION, code=1)
@@ -83,6 +87,7 @@ def test_a_bundle_that_does_not_fit_installs_nothing(emr: EmrNode, tmp_path: Pat
     emr.machine.assert_nothing_is_left()
 
 
+@pytest.mark.promise("daemon-start-fails-node", "daemon-start-fails-node-reason")
 def test_a_daemon_that_does_not_start_fails_the_node_with_the_reason(
     emr: EmrNode, bundle: str, tmp_path: Path, kinesis: Kinesis
 ) -> None:
@@ -102,6 +107,7 @@ def test_a_daemon_that_does_not_start_fails_the_node_with_the_reason(
     assert path.read_text() == f"{first}/client.zip\n"
 
 
+@pytest.mark.promise("upgrade-fails-nobody")
 def test_an_upgrade_fails_nobody_and_leaves_the_version_before_and_no_older_one(
     emr: EmrNode, bundle: str, tmp_path: Path, kinesis: Kinesis
 ) -> None:
@@ -125,6 +131,7 @@ def test_an_upgrade_fails_nobody_and_leaves_the_version_before_and_no_older_one(
     assert node.show()["LogRateLimitBurst"] == "7", "drop-ins of the user's stay"
 
 
+@pytest.mark.promise("upgrade-waits-drain")
 def test_an_upgrade_waits_for_a_drain_longer_than_a_start_may_take(
     emr: EmrNode, bundle: str, tmp_path: Path, kinesis: Kinesis
 ) -> None:
@@ -143,6 +150,7 @@ def test_an_upgrade_waits_for_a_drain_longer_than_a_start_may_take(
     assert b"row" in kinesis.data("flights")
 
 
+@pytest.mark.promise("uninstalling-leaves-nothing")
 def test_uninstalling_leaves_nothing_and_may_be_repeated(emr: EmrNode, bundle: str) -> None:
     emr.bootstrap(bundle, REGION)
     emr.machine.run("mkdir /opt/producerd-logs")

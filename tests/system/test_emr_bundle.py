@@ -22,6 +22,7 @@ with KinesisClient("flights") as client:
 """
 
 
+@pytest.mark.promise("bundle-build-makes-node")
 def test_a_bundle_of_the_build_makes_a_node_on_which_executors_can_send(
     emr: EmrNode, kinesis: Kinesis, dist_with_pex: Path
 ) -> None:

@@ -162,6 +162,7 @@ def law_bytes() -> int:
     return int(whole_mib.replace(",", "")) * MIB
 
 
+@pytest.mark.promise("image-says-needs")
 def test_the_image_says_what_it_is_and_has_no_more_than_it_needs(engine: Engine) -> None:
     told = json.loads(engine.run("image inspect producerd"))[0]
     config = told["Config"]
@@ -175,6 +176,7 @@ def test_the_image_says_what_it_is_and_has_no_more_than_it_needs(engine: Engine)
     assert packages == {"producerd", *(name for name, (_, extra) in rows().items() if extra == "daemon")}
 
 
+@pytest.mark.promise("spark-job-writes-through")
 def test_a_spark_job_writes_through_the_shared_socket_of_a_hardened_container(
     engine: Engine, kinesis: Kinesis, tmp_path: Path
 ) -> None:
@@ -199,6 +201,7 @@ def test_a_spark_job_writes_through_the_shared_socket_of_a_hardened_container(
         assert not container.state()["OOMKilled"]
 
 
+@pytest.mark.promise("sigterm-under-load-loses")
 def test_sigterm_under_load_loses_nothing_and_the_next_start_goes_on(engine: Engine, kinesis: Kinesis) -> None:
     stream = kinesis.stream()
     with serving(engine, kinesis, law_bytes()) as container:
@@ -213,6 +216,7 @@ def test_sigterm_under_load_loses_nothing_and_the_next_start_goes_on(engine: Eng
         assert sorted(kinesis.data(stream)) == sorted(load.sent)
 
 
+@pytest.mark.promise("hook-before-stop-delivers")
 def test_the_hook_before_a_stop_delivers_the_queue(engine: Engine, kinesis: Kinesis) -> None:
     """Without the hook these rows would go back to their client, which waits for the next daemon."""
     stream = kinesis.stream()
@@ -227,6 +231,7 @@ def test_the_hook_before_a_stop_delivers_the_queue(engine: Engine, kinesis: Kine
     assert len(kinesis.data(stream)) == 500
 
 
+@pytest.mark.promise("little-memory-refused")
 def test_too_little_memory_is_refused_with_what_is_needed(engine: Engine, kinesis: Kinesis) -> None:
     with serving(engine, kinesis, 128 * MIB) as container:
         container.start()

@@ -36,6 +36,7 @@ def client(node: Machine) -> KinesisClient:
     return KinesisClient("flights", socket=str(node.socket), connect_timeout_seconds=60, reconnect_timeout_seconds=60)
 
 
+@pytest.mark.promise("five-restarts-under", "five-restarts-under-load", "five-restarts-under-load-behind")
 def test_five_restarts_under_load_behind_a_full_queue_fail_nobody(node: Machine, kinesis: Kinesis) -> None:
     """One shard takes half of what it is sent and throttles the rest: everything is acknowledged, and stored once."""
     kinesis.call("settings", {"enforce_limits": True})
@@ -53,6 +54,7 @@ def test_five_restarts_under_load_behind_a_full_queue_fail_nobody(node: Machine,
     assert kinesis.call("counters")["results"]["ProvisionedThroughputExceededException"] > 0
 
 
+@pytest.mark.promise("daemon-hangs-ended-watchdog")
 def test_a_daemon_that_is_killed_is_started_again_and_callers_go_on(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
     with Load(lambda: client(node), 2) as load:
@@ -67,6 +69,7 @@ def test_a_daemon_that_is_killed_is_started_again_and_callers_go_on(node: Machin
     until(lambda: node.show()["ActiveState"] == "active", seconds=SYSTEM_SECONDS)
 
 
+@pytest.mark.promise("daemon-hangs-ended-watchdog")
 def test_a_daemon_that_hangs_is_ended_by_its_watchdog_and_started_again(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis, "WatchdogSec=2")
     with Load(lambda: client(node), 2) as load:
@@ -83,6 +86,7 @@ def test_a_daemon_that_hangs_is_ended_by_its_watchdog_and_started_again(node: Ma
     assert set(kinesis.data("flights")) == set(load.sent)
 
 
+@pytest.mark.promise("drain-takes-longer-units")
 def test_a_drain_that_takes_longer_than_the_units_time_out_is_let_finish(node: Machine, kinesis: Kinesis) -> None:
     """It ends at its own deadline, and says meanwhile what is left."""
     serve(node, kinesis, "TimeoutStopSec=1", drain_timeout_seconds=4)
@@ -105,6 +109,7 @@ def test_a_drain_that_takes_longer_than_the_units_time_out_is_let_finish(node: M
     assert {f"row {i}".encode() for i in range(100)} == set(kinesis.data("flights"))
 
 
+@pytest.mark.promise("wrong-configuration-tried")
 def test_a_wrong_configuration_is_tried_once_though_clients_wait(node: Machine, kinesis: Kinesis) -> None:
     """The clients get the reason.  With a right configuration the service works again."""
     serve(node, kinesis)
@@ -126,6 +131,7 @@ def test_a_wrong_configuration_is_tried_once_though_clients_wait(node: Machine, 
         own.put("row", "key").result(30)
 
 
+@pytest.mark.promise("port-another-process")
 def test_a_port_that_another_process_has_is_waited_for(node: Machine, kinesis: Kinesis) -> None:
     """Here systemd would give up at a second start within 3 s."""
     limit = "[Unit]\nStartLimitIntervalSec=3\nStartLimitBurst=1"
@@ -137,6 +143,7 @@ def test_a_port_that_another_process_has_is_waited_for(node: Machine, kinesis: K
     until(lambda: node.show()["ActiveState"] == "active", seconds=SYSTEM_SECONDS)
 
 
+@pytest.mark.promise("reload-systemctls-fails")
 def test_a_reload_is_systemctls_and_fails_where_the_settings_do(node: Machine, kinesis: Kinesis) -> None:
     """Nobody is disturbed by either."""
     serve(node, kinesis, defaults={"queue_limit": 1_000})
@@ -170,6 +177,7 @@ GONE = "the socket's file was gone; it is bound again"
 BOUND = "bound again socket=/run/producerd/producerd.sock"
 
 
+@pytest.mark.promise("sockets-deleted-bound")
 def test_sockets_that_are_deleted_are_bound_again_and_so_is_the_one_that_is_systemds(
     node: Machine, kinesis: Kinesis
 ) -> None:
@@ -199,6 +207,7 @@ def test_sockets_that_are_deleted_are_bound_again_and_so_is_the_one_that_is_syst
     assert node.run(SOCKETS) == before
 
 
+@pytest.mark.promise("daemon-directory-deleted-says")
 def test_a_daemon_whose_directory_is_deleted_says_what_to_do_and_goes_on_serving_who_is_connected(
     node: Machine, kinesis: Kinesis
 ) -> None:
@@ -222,6 +231,7 @@ def test_a_daemon_whose_directory_is_deleted_says_what_to_do_and_goes_on_serving
         assert node.run(SOCKETS) == before
 
 
+@pytest.mark.promise("daemon-directory-deleted-says")
 def test_a_daemon_that_dies_after_its_directory_was_deleted_serves_again_by_itself(
     node: Machine, kinesis: Kinesis
 ) -> None:
@@ -235,6 +245,7 @@ def test_a_daemon_that_dies_after_its_directory_was_deleted_serves_again_by_itse
         assert node.run(SOCKETS) == before
 
 
+@pytest.mark.promise("journal-finds-lines")
 def test_the_journal_finds_lines_by_priority_and_stream(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
     with client(node) as own:
@@ -258,6 +269,7 @@ def test_the_process_has_its_metrics_though_the_unit_hides_all_of_proc_but_proce
     }
 
 
+@pytest.mark.promise("uninstalling-page-says")
 def test_uninstalling_as_the_page_says_leaves_nothing(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
     node.run("useradd spark")

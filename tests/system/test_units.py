@@ -50,6 +50,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     assert analyze("verify", "--man=no", tmp_path / "producerd.service", tmp_path / "producerd.socket") == ""
 
 
+@pytest.mark.promise("service-exposed-little")
 @needs_systemd
 @pytest.mark.parametrize("drop_ins", [None, ROOT / "deploy/emr"])
 def test_the_service_is_exposed_to_little(drop_ins: Path | None, tmp_path: Path) -> None:

@@ -42,18 +42,21 @@ def test_every_type_of_message_is_among_them(version: str) -> None:
     assert seen == set(MessageType) - later
 
 
+@pytest.mark.promise("earlier-version-wrote")
 @pytest.mark.law("wire")
 @pytest.mark.parametrize("each", MESSAGES)
 def test_what_an_earlier_version_wrote_is_read_as_it_was_meant(each: Golden) -> None:
     assert golden.decoded(each.data) == each.message
 
 
+@pytest.mark.promise("earlier-version-wrote")
 @pytest.mark.law("wire")
 @pytest.mark.parametrize("each", [each for each in MESSAGES if LATER not in str(each.id)])
 def test_the_same_message_is_written_in_the_same_bytes(each: Golden) -> None:
     assert golden.encoded(each.message).hex() == each.data.hex()
 
 
+@pytest.mark.promise("earlier-version-wrote", "release-acknowledges-another-stored")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_daemon_serves_a_client_of_an_earlier_version(version: str) -> None:
     """Send the recorded bytes of that client.  The answers must still say the same of its rows."""
@@ -78,6 +81,7 @@ def test_a_daemon_serves_a_client_of_an_earlier_version(version: str) -> None:
     )
 
 
+@pytest.mark.promise("earlier-version-wrote", "release-acknowledges-another-stored")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_client_understands_a_daemon_of_an_earlier_version(version: str) -> None:
     """Byte for byte what that daemon said, to the client of today in the same session."""

@@ -1,12 +1,13 @@
 """Which tests show which promise: a page names a promise at its sentence, and tests name the promise that they show.
 
 In a page it is ``<!-- promise: id -->``, once for each id.  A test has ``@pytest.mark.promise("id", ...)``.  What
-shows a promise and is not a test of pytest has a comment ``# promise: id`` on a line of its own.
+shows a promise and is not a test of pytest has a comment ``# Shows the promise id.`` on a line of its own.
 """
 
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -16,8 +17,8 @@ from tools.docs import DOCS, without_code
 from tools.docs.words import GENERATED
 
 EVIDENCE: Final = DOCS / "build/evidence.md"
-IN_PAGE: Final = re.compile(r"<!-- promise: ([\w-]+) -->")
-IN_SOURCE: Final = re.compile(r"^ *# promise: ([\w-]+)$", re.MULTILINE)
+IN_PAGE: Final = re.compile(r"(?<!`)<!--\s+promise:\s+([\w-]+)\s+-->")
+IN_SOURCE: Final = re.compile(r"^ *# Shows the promise ([\w-]+)\.$", re.MULTILINE)
 SOURCES: Final = (("tests", "*.py"), ("tools", "*.py"), ("deploy", "*.yml"))
 
 
@@ -77,13 +78,12 @@ def problems(made: list[tuple[str, str]], shown: dict[str, list[Proof]]) -> Iter
 def evidence() -> str:
     """Return the page that lists every promise, by page and name: so a sentence that moves changes nothing here."""
     proofs = shown()
-    lines = [f"{GENERATED}# Evidence", "", "Each promise of these pages, and what shows it."]
-    for page in sorted({page for _, page in made()}):
-        name = page.removeprefix("docs/")
-        lines += ["", f"## {name}", "", f"[{name}](../../{page})", "", "| promise | tests |", "|---|---|"]
-        for promise in sorted(promise for promise, of in made() if of == page):
-            lines.append(f"| `{promise}` | {', '.join(map(str, proofs.get(promise, ())))} |")
-    return "\n".join([*lines, ""])
+    lines = ["| promise | page | tests |", "|---|---|---|"]
+    for promise, page in sorted(made(), key=lambda each: each[::-1]):
+        link = posixpath.relpath(page, EVIDENCE.parent.relative_to(ROOT).as_posix())
+        tests = ", ".join(map(str, proofs.get(promise, ())))
+        lines.append(f"| `{promise}` | [{posixpath.basename(page)}]({link}) | {tests} |")
+    return "\n".join([f"{GENERATED}# Evidence", "", "Each promise of these pages, and what shows it.", "", *lines, ""])
 
 
 def check() -> int:

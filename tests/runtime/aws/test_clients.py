@@ -117,6 +117,7 @@ async def test_there_is_one_client_for_each_access_and_it_is_made_when_it_is_nee
 # ---- settings that cannot work fail at the start
 
 
+@pytest.mark.promise("variable-url-refused")
 @pytest.mark.parametrize(
     ("variables", "over", "reason"),
     [
@@ -154,6 +155,7 @@ async def test_an_access_that_cannot_work_is_a_configuration_error(
             pass
 
 
+@pytest.mark.promise("variable-url-refused")
 async def test_an_endpoint_of_aws_s_file_that_is_not_a_url_is_a_configuration_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -195,6 +197,7 @@ async def test_requests_go_through_the_proxy_and_the_bundle_is_believed(
         assert set(between.asked) == {f"localhost:{port}"}
 
 
+@pytest.mark.promise("bundle-extended-read")
 @pytest.mark.parametrize("source", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "profile"])
 async def test_a_bundle_that_is_extended_is_read_again_when_a_certificate_is_refused(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
@@ -231,6 +234,7 @@ async def test_a_refused_certificate_has_the_bundle_read_at_most_every_few_secon
     assert read.call_count == 2
 
 
+@pytest.mark.promise("bundle-extended-read")
 async def test_a_reload_reads_the_bundle_of_every_client_and_names_the_file_that_has_others(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -326,6 +330,7 @@ async def test_a_stream_is_reached_by_its_arn(kinesis: FakeKinesis) -> None:
     assert len(kinesis.streams["flights"].entries()) == 2
 
 
+@pytest.mark.promise("requests-aws-encrypted")
 async def test_a_file_of_aws_that_names_an_unencrypted_endpoint_of_aws_sends_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ async def everything_works(kinesis: AioKinesis) -> bool:
     return isinstance(put, Answer) and isinstance(pages, list) and isinstance(summary, StreamSummary)
 
 
+@pytest.mark.promise("refusal-teaches-clock")
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, timedelta(days=400)], ids=str)
 async def test_one_refusal_teaches_the_clock_and_nobody_hears_of_it(kinesis: FakeKinesis, offset: timedelta) -> None:
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
@@ -168,6 +169,7 @@ async def test_a_role_is_assumed_again_before_its_end_by_the_services_clock(
     assert aws.used["ROLE1"] < aws.used.total(), "the newer ones are used"
 
 
+@pytest.mark.promise("refusal-teaches-clock")
 @pytest.mark.parametrize("offset", [6 * HOUR, -6 * HOUR], ids=str)
 async def test_keys_that_look_expired_to_a_wrong_clock_are_judged_by_the_service(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta

@@ -176,6 +176,7 @@ async def test_a_required_account_that_is_not_there_is_a_wrong_setting(
     assert "AWS_ACCOUNT_ID_ENDPOINT_MODE is required" in failed.message
 
 
+@pytest.mark.promise("profile-asks-code-refused")
 async def test_a_profile_that_asks_for_a_code_is_refused_and_never_asks(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ async def test_a_profile_that_asks_for_a_code_is_refused_and_never_asks(
 # ---- sources that hang
 
 
+@pytest.mark.promise("endpoint-metadata-hangs")
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("variable", "path"),
@@ -220,6 +222,7 @@ async def test_an_endpoint_of_metadata_that_hangs_is_late_and_no_refusal(
     assert "no answer in time" in failed.message
 
 
+@pytest.mark.promise("endpoint-metadata-hangs")
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("of", ["role_arn", "profile", "web identity"])
 async def test_a_hung_sts_is_given_up_within_seconds_and_waited_for_like_kinesis(
@@ -296,6 +299,7 @@ async def test_the_keys_that_a_credential_process_prints_are_used(
 # ---- a role on top of it
 
 
+@pytest.mark.promise("session-name-host-aws")
 @pytest.mark.parametrize("host", ["node-7.example", "ip-10-0-0-1", "a b/c\xe9", "x" * 200, ""])
 def test_the_session_s_name_has_the_host_and_is_one_that_aws_takes(host: str) -> None:
     name = role_session(host)
@@ -453,6 +457,7 @@ async def test_what_still_holds_serves_while_it_is_renewed() -> None:
             assert await asyncio.gather(*(key_of(credentials) for _ in range(5))) == ["B"] * 5
 
 
+@pytest.mark.promise("endpoint-metadata-hangs")
 @pytest.mark.usefixtures("at_once")
 async def test_what_still_holds_serves_also_after_a_renewal_that_failed_while_the_next_one_hangs() -> None:
     chain = Chain()

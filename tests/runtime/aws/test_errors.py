@@ -210,6 +210,7 @@ def test_only_a_name_that_does_not_exist_and_a_refused_certificate_show_a_wrong_
     assert shows_wrong_endpoint(error) is wrong
 
 
+@pytest.mark.promise("exception-quote-row", "key-service-quotes-left")
 def test_a_key_that_the_service_quotes_is_left_out() -> None:
     """Any client that asks for a stream's state gets this message, and over TCP every user of the machine may ask."""
     said = "1 validation error detected: Value 's3cret' at 'records.1.member.partitionKey' failed to satisfy constraint"
@@ -217,6 +218,7 @@ def test_a_key_that_the_service_quotes_is_left_out() -> None:
     assert message == said.replace("s3cret", "...")
 
 
+@pytest.mark.promise("nothing-service-answers")
 def test_a_request_that_the_service_quotes_is_left_out() -> None:
     """A refused signature is answered with the canonical request, which has the session's token as a header."""
     said = "The signature does not match.\n\nThe Canonical String is\n'POST\nx-amz-security-token:s3cret\n'"

@@ -117,6 +117,7 @@ async def told_by(url: str, over: dict[str, Any], changes: Iterable[Callable[[],
     return said
 
 
+@pytest.mark.promise("nothing-service-answers")
 @pytest.mark.parametrize("source", SOURCES)
 async def test_nothing_that_a_service_answers_is_repeated(
     source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -135,6 +136,7 @@ async def test_nothing_that_a_service_answers_is_repeated(
     assert lines_with_secrets("".join(said)) == []
 
 
+@pytest.mark.promise("nothing-service-answers")
 async def test_nothing_that_a_process_prints_is_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +179,7 @@ AT_THE_START = [
 ]
 
 
+@pytest.mark.promise("nothing-service-answers")
 async def test_nothing_in_a_profile_is_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +199,7 @@ async def test_nothing_in_a_profile_is_repeated(
     assert lines_with_secrets("".join(said)) == []
 
 
+@pytest.mark.promise("nothing-service-answers")
 async def test_nothing_in_the_environment_is_repeated(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ async def put(client: AioKinesis, seconds: float, size: int = 10) -> RequestFail
 # ---- whether anything may have been stored
 
 
+@pytest.mark.promise("time-out-before-connection")
 async def test_a_time_out_before_a_connection_is_made_stored_nothing() -> None:
     with full() as port:
         async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
@@ -60,6 +61,7 @@ async def test_a_time_out_of_the_connection_itself_stored_nothing() -> None:
     assert "Connect timeout" in failed.message
 
 
+@pytest.mark.promise("time-out-before-connection")
 @linux_only
 async def test_a_handshake_that_never_ends_stored_nothing_and_leaves_no_socket() -> None:
     with mute() as port:
@@ -161,6 +163,7 @@ async def test_an_answer_without_an_end_is_given_up_and_resets_its_connection(st
     assert endless.connections == 2
 
 
+@pytest.mark.promise("refusal-kinesis-itself")
 @pytest.mark.parametrize(
     ("status", "request_id", "body", "maybe_stored"),
     [
@@ -359,6 +362,7 @@ def is_read(fifo: Path, data: bytes) -> bool:
 # ---- where a request goes
 
 
+@pytest.mark.promise("redirect-followed")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_is_not_followed(status: int) -> None:
     """Otherwise records and a session's token would go to any host that the redirect names."""
