@@ -46,6 +46,8 @@ NEXT_WARNING_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 2.0
 DESCRIPTION: Final = "spark.job.description"
 """The property of a thread that Spark's UI shows for its jobs and stages."""
+FULL: Final = "the queue is at its limit: "
+"""How the reason begins where the queue is full.  A line of a terminal has no room to say it twice."""
 MOST_TASKS: Final = 200
 """Tasks whose hosts are looked up at most, as each takes several calls of the JVM."""
 
@@ -248,7 +250,7 @@ def _line() -> _TerminalLine | _NotebookLine | None:
 def _in_short(blocked: frames.Blocked) -> str:
     records = blocked.queue_records / max(1, blocked.queue_limit_records)
     share = max(records, blocked.queue_bytes / max(1, blocked.queue_limit_bytes))
-    return f"queue {share:.0%} full: {blocked.reason}"
+    return f"queue {share:.0%} full: {blocked.reason.removeprefix(FULL)}"
 
 
 def running_tasks(spark: SparkSession, tag: str) -> Running | None:

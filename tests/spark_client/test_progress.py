@@ -35,7 +35,7 @@ OWN = DaemonSettings.of({})
 def says(session: Session) -> None:
     session.start()
     assert session.expect(frames.Status).stream_id in session.streams
-    session.send(frames.Blocked(1, 0.0, "the service cannot be reached", 12, 100, 2_048, 4_096, last_error="no name"))
+    session.send(frames.Blocked(1, 0.0, "the queue is at its limit: the service cannot be reached", 12, 100, 2_048, 4_096, last_error="no name"))
     session.await_end()
 
 
@@ -250,7 +250,7 @@ def test_a_daemon_at_the_driver_s_own_path_is_asked(daemon: FakeDaemon) -> None:
     blocked = found.status()
     assert blocked is not None
     assert found.says(blocked).startswith(
-        f"the daemon at {daemon.path}: the service cannot be reached; queue 12 of 100"
+        f"the daemon at {daemon.path}: the queue is at its limit: the service cannot be reached; queue 12 of 100"
     )
     assert found.stored(blocked) is None, "there are daemons of other nodes"
     assert DriversDaemon(CLUSTER, plan._replace(stream=None)).status() is None, "no stream to ask for"
