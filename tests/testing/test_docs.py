@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+IS_INSTALLED = 'assert {"site-packages"} <= {*producerd.__file__.split("/")} & {*spark_client.__file__.split("/")}'
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "use/testing.md"
 
@@ -42,16 +43,31 @@ def test_an_example_runs(code: str) -> None:
     exec(compile(code, str(PAGE), "exec"), {"__name__": "example"})
 
 
+@pytest.fixture
+def python(dist: Path, tmp_path: Path) -> Path:
+    """An interpreter with both wheels, and with the packages of others that this one has."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = tmp_path / "env/bin/python"
+    pip = [os.path.realpath(sys.executable), "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, *dist.glob("*.whl")], check=True, timeout=300)
+    own, theirs = ((base / "lib").glob("python3*/site-packages") for base in (Path(sys.prefix), tmp_path / "env"))
+    # A folder that a .pth names has no .pth read in it, so that this checkout is not found there.
+    (next(theirs) / "others.pth").write_text(f"{next(own)}\n")
+    return python
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("code", [*params(with_spark=True), quick_start()])
-def test_an_example_with_spark_runs_in_an_environment_that_is_not_activated(code: str, tmp_path: Path) -> None:
+def test_an_example_with_spark_runs_from_the_wheels_where_no_environment_is_activated(
+    code: str, tmp_path: Path, python: Path
+) -> None:
     """Saved as a file: Spark's workers are processes of their own, and would take the python3 that is on PATH."""
-    (tmp_path / "example.py").write_text(code)
+    (tmp_path / "example.py").write_text(f"{code}\nimport producerd, spark_client\n{IS_INSTALLED}")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "PYTHON"))}
     own = str(Path(sys.executable).parent)
     environ["PATH"] = os.pathsep.join(part for part in environ["PATH"].split(os.pathsep) if part != own)
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+        [python, "example.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-4_000:]
