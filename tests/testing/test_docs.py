@@ -48,8 +48,8 @@ def python(dist: Path, tmp_path: Path) -> Path:
     """An interpreter with both wheels, and with the packages of others that this one has."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env/bin/python"
-    pip = [os.path.realpath(sys.executable), "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, *dist.glob("*.whl")], check=True, timeout=300)
+    pip = [os.path.realpath(sys.executable), "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, *map(str, dist.glob("*.whl"))], check=True, timeout=300)
     own, theirs = ((base / "lib").glob("python3*/site-packages") for base in (Path(sys.prefix), tmp_path / "env"))
     # A folder that a .pth names has no .pth read in it, so that this checkout is not found there.
     (next(theirs) / "others.pth").write_text(f"{next(own)}\n")
