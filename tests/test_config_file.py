@@ -45,31 +45,38 @@ def test_a_pipe_is_read_once_to_its_end() -> None:
 def test_a_named_pipe_may_get_its_writer_later_and_give_pieces(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with subprocess.Popen(["sh", "-c", f"{{ printf max_streams; printf ' = 7'; }} > {path}"]):
+    with subprocess.Popen(["sh", "-c", f"{{ printf max_streams; sleep 0.1; printf ' = 7'; }} > {path}"]):
         assert load(path, (), {}).node.max_streams == 7
 
 
 @pytest.mark.promise("pipe-read-once-end")
-def test_a_pipe_without_an_end_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "PIPE_SECONDS", 0.01)
-    reader, writer = os.pipe()
-    os.write(writer, b"max_streams = 7\n")
-    path = f"/dev/fd/{reader}"
-    assert problem(path) == f"file {path}: cannot be read: the pipe had no end within 0.01 s"
-    os.close(reader)
-    os.close(writer)
+def test_a_pipe_without_an_end_is_refused_in_time_also_if_it_drips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "PIPE_SECONDS", 0.1)
+    monkeypatch.setattr(file, "MOST_BYTES", 1_000)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    late = f"file {path}: cannot be read: the pipe had no end within 0.1 s"
+    assert problem(path) == late, "without a writer"
+    with subprocess.Popen(["sh", "-c", f"while printf '#'; do sleep 0.02; done > {path}"]):
+        assert problem(path) == late
 
 
 def test_a_file_and_a_pipe_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them is read than it takes to see that: the pipe has no end, and the file more than any memory."""
     monkeypatch.setattr(file, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(file, "_PIECE_BYTES", 1 << 8)
     path = tmp_path / "p.toml"
     path.write_text("#" * (1 << 10))
     load(path, (), {})
-    path.write_text("#" * ((1 << 10) + 1))
-    pipe = piped(b"#" * ((1 << 10) + 1))
-    for each in (path, pipe):
+    os.truncate(path, 1 << 40)
+    reader, writer = os.pipe()
+    os.write(writer, b"#" * ((1 << 10) + 1))
+    for each in (path, Path(f"/dev/fd/{reader}")):
         assert problem(each) == f"file {each}: cannot be read: it has more than 0 MiB"
-    os.close(int(pipe.name))
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
