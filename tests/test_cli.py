@@ -143,6 +143,19 @@ def test_check_warns_where_a_queue_lasts_for_less_than_a_second_or_for_more_than
     ]
 
 
+def test_check_denies_warnings_of_the_settings_and_of_the_online_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = []
+
+    def run(_config: object, _names: object, *, deny_warnings: bool) -> bool:
+        denied.append(deny_warnings)
+        return True
+
+    monkeypatch.setattr("producerd.runtime.online.run", run)
+    check = ["check", "--online", "--set=region=eu-west-1", "--deny-warnings"]
+    assert [cli.main(check), cli.main([*check, "--set=endpoint_url=http://kinesis.example"])] == [0, 1]
+    assert denied == [True, True]
+
+
 @pytest.mark.promise("daemon-outgrow-cgroup")
 @pytest.mark.skipif(not os.access(CGROUPS, os.W_OK), reason="needs root and cgroups of version 1")
 @pytest.mark.parametrize("command", ["check", "serve"])

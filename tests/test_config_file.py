@@ -50,9 +50,7 @@ def test_a_named_pipe_may_get_its_writer_later_and_give_pieces(tmp_path: Path) -
 
 
 @pytest.mark.promise("pipe-read-once-end")
-def test_a_pipe_without_an_end_is_refused_in_time_also_if_it_drips(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_without_an_end_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "PIPE_SECONDS", 0.1)
     monkeypatch.setattr(file, "MOST_BYTES", 1_000)
     path = tmp_path / "pipe"

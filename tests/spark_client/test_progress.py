@@ -35,18 +35,8 @@ OWN = DaemonSettings.of({})
 def says(session: Session) -> None:
     session.start()
     assert session.expect(frames.Status).stream_id in session.streams
-    session.send(
-        frames.Blocked(
-            1,
-            0.0,
-            "the queue is at its limit: the service cannot be reached",
-            12,
-            100,
-            2_048,
-            4_096,
-            last_error="no name",
-        )
-    )
+    reason = "the queue is at its limit: the service cannot be reached"
+    session.send(frames.Blocked(1, 0.0, reason, 12, 100, 2_048, 4_096, last_error="no name"))
     session.await_end()
 
 
