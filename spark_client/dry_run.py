@@ -36,13 +36,16 @@ class Packed(NamedTuple):
 class StreamDryRun(NamedTuple):
     """What a write would put into one stream.
 
-    - ``plain``: the good rows as records of their own.  ``aggregated``: as aggregates, each of one task's rows.  Rows
-      of several tasks may share one in a write, so that there are fewer, or the write may be too slow to fill them.
-    - ``aggregates``: whether the stream's setting is to aggregate.
-    - ``open_shards``: the number of its open shards, or 0 if its daemons may not list them.
-    - ``shards``: how many rows each shard gets that gets any.
-    - ``sizes``: how many rows have a size (key and data) up to each bound in bytes, and above the bound before it.
-    - ``max_record_bytes``: the stream's limit on a record, or 0 if it is not known.
+    Attributes:
+        stream: The stream's name.
+        plain: The good rows as records of their own.
+        aggregated: The same as aggregates, each of one task's rows.  In a write rows of several tasks may share one, so
+            that there are fewer, or the write may be too slow to fill them.
+        aggregates: Whether the stream's setting is to aggregate.
+        open_shards: The number of its open shards, or 0 if its daemons may not list them.
+        shards: How many rows each shard gets that gets any.
+        sizes: How many rows have a size (key and data) up to each bound in bytes, and above the bound before it.
+        max_record_bytes: The stream's limit on a record, or 0 if it is not known.
     """
 
     stream: str

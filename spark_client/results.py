@@ -338,7 +338,6 @@ def merge(
     if failed:
         raise _records_failed(stream, failed, skip_bad_records)
     skipped = [(p.partition, failure) for p in partitions for failure in p.failures]
-    found = merged(itertools.chain.from_iterable(p.dry_run for p in partitions), (failure for _, failure in skipped))
     rows = [
         SkippedRow(partition, row, failure.code, failure.maybe_stored)
         for partition, failure in skipped
@@ -363,7 +362,9 @@ def merge(
         seconds=seconds,
         why=_longest_reason(partitions),
         stream=stream,
-        dry_run=found if dry_run else None,
+        dry_run=merged(itertools.chain(*(p.dry_run for p in partitions)), (failure for _, failure in skipped))
+        if dry_run
+        else None,
         waiting_share=_share(
             sum(p.seconds_blocked + p.seconds_flushing for p in partitions), sum(p.seconds for p in partitions)
         ),

@@ -12,8 +12,8 @@ from producerd.config.memory import mib, needed_bytes
 from spark_client.options import OPTIONS
 from tests.faults.scenarios import all_scenarios
 from tools import ROOT
-from tools.docs import DOCS, without_code
-from tools.docs.generated import RELIABILITY, WIDTH
+from tools.docs import DOCS, WIDTH, without_code
+from tools.docs.generated import RELIABILITY
 from tools.docs.promises import IN_PAGE
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))

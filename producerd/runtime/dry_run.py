@@ -224,13 +224,9 @@ def _units(sizes: I32) -> int:
 
 def _answer(sent: Request, request: EncodedRequest, names: list[str]) -> Answer:
     """Return the answer to a request of which every entry was stored in the shard that the map names."""
-    shards, table = request.lanes.copy(), dict.fromkeys(names)
-    places = {name: place for place, name in enumerate(names)}
+    shards, places = request.lanes.copy(), {name: place for place, name in enumerate(names)}
     for entry, hash_keys in request.fragments.items():  # parts of a given aggregate, which go to other shards
         if hash_keys is not None:
             name = sent.shard_map.shards[sent.shard_map.locate_one(hash_keys[0])].shard_id
-            if name not in places:
-                places[name] = len(places)
-                table[name] = None
-            shards[entry] = places[name]
-    return Answer(shards, tuple(table), np.full(len(shards), -1, np.int32), (), (0,) * len(table))
+            shards[entry] = places.setdefault(name, len(places))
+    return Answer(shards, tuple(places), np.full(len(shards), -1, np.int32), (), (0,) * len(places))

@@ -11,18 +11,18 @@ import griffe
 
 import spark_client
 from tools import ROOT
+from tools.docs import WIDTH
 from tools.docs.words import GENERATED
 
 FIRST: Final = ("KinesisBatchWriter", "write_batch", "KinesisClient", "check")
 """What users call.  What they are given follows, and then the errors."""
 OF_TESTS: Final = ("producerd.testing.FakeKinesis", "producerd.testing.fake_kinesis.serve_in_thread")
-WIDTH: Final = 100
 ATTRIBUTES: Final = griffe.DocstringSectionKind.attributes
 RAISES: Final = griffe.DocstringSectionKind.raises
 RETURNS: Final = griffe.DocstringSectionKind.returns
 PARAMETERS: Final = griffe.DocstringSectionKind.parameters
 TEXT: Final = griffe.DocstringSectionKind.text
-TITLES: Final = {PARAMETERS: "argument", ATTRIBUTES: "attribute", RAISES: "error"}
+TITLES: Final = {PARAMETERS: "argument", ATTRIBUTES: "attribute"}
 
 
 def page() -> str:
@@ -71,7 +71,7 @@ def _of(name: str, of: Any, level: str) -> Iterator[str]:
     parameters = of.parameters if of.is_function or "__init__" in of.members else ()
     defaults = {one.name: one.default for one in parameters}
     for section in of.docstring.parsed if of.docstring else ():
-        if section.kind in (PARAMETERS, ATTRIBUTES):
+        if section.kind in TITLES:
             shows = section.kind is PARAMETERS
             yield f"| {TITLES[section.kind]} | {'default | ' if shows else ''}|\n|---|---|{'---|' if shows else ''}"
             for one in section.value:

@@ -45,8 +45,6 @@ COPIES: Final[Mapping[Path, Path]] = {
     for source in (DEPLOY / "prometheus/alerts.yml", *sorted((DEPLOY / "grafana").glob("*.json")))
 }
 """Files of which the chart holds copies, as it is used without the rest of this tree."""
-WIDTH: Final = 100
-"""Of every page, in characters; tables and code of their own may be wider."""
 
 
 def options() -> str:

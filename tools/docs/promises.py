@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tools import ROOT
-from tools.docs import DOCS, without_code
+from tools.docs import DOCS, pages, without_code
 from tools.docs.words import GENERATED
 
 EVIDENCE: Final = DOCS / "build/evidence.md"
@@ -34,8 +34,7 @@ class Proof(NamedTuple):
 
 def made() -> list[tuple[str, str]]:
     """Return each promise with its page, in the order of the pages."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-    found = ((path, promise) for path in pages for promise in IN_PAGE.findall(without_code(path.read_text())))
+    found = ((path, promise) for path in pages() for promise in IN_PAGE.findall(without_code(path.read_text())))
     return [(promise, path.relative_to(ROOT).as_posix()) for path, promise in found]
 
 
@@ -64,14 +63,14 @@ def shown() -> dict[str, list[Proof]]:
 
 def problems(made: list[tuple[str, str]], shown: dict[str, list[Proof]]) -> Iterator[str]:
     """Yield a line for each promise without a test, each test without a promise, and each id that stands twice."""
-    pages = dict(made)
+    page_of = dict(made)
     for promise, page in made:
         if promise not in shown:
             yield f"{page}: no test is marked with the promise {promise}"
-        if pages[promise] != page or made.count((promise, page)) > 1:
+        if page_of[promise] != page or made.count((promise, page)) > 1:
             yield f"{page}: the promise {promise} stands twice"
     for promise, proofs in sorted(shown.items()):
-        if promise not in pages:
+        if promise not in page_of:
             yield f"{proofs[0].path}: no page makes the promise {promise}"
 
 

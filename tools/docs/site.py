@@ -18,7 +18,7 @@ from typing import Any, Final
 import yaml
 
 from tools import ROOT
-from tools.docs import DOCS
+from tools.docs import CODE, DOCS
 from tools.environments import OWN
 from tools.processes import run
 
@@ -46,8 +46,7 @@ def for_site(source: str, text: str, places: dict[str, str], repository: str) ->
             raise FileNotFoundError(f"{source}: there is no {target}")
         return f"{repository}/blob/HEAD/{target}"
 
-    parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(part if n % 2 else LINK.sub(link, part) for n, part in enumerate(parts))
+    return "".join(part if n % 2 else LINK.sub(link, part) for n, part in enumerate(CODE.split(text)))
 
 
 def copy_pages(repository: str) -> None:

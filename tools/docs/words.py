@@ -18,7 +18,7 @@ from typing import Final
 import spark_client
 from producerd import cli
 from producerd.ctl import commands as producerctl
-from tools import ROOT
+from tools import ROOT, docs
 from tools.docs import DOCS, WRITE, without_code
 
 LIMITS: Final = Path(__file__).with_name("limits.toml")
@@ -75,8 +75,7 @@ def docstrings() -> Iterator[str]:
 
 def pages() -> dict[str, int]:
     """Return the words of each page that is not a decision record, and what is above the number for help texts."""
-    readmes = (ROOT / "deploy").rglob("README*")
-    ours = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *sorted(readmes)]
+    ours = [*docs.pages(), *sorted((ROOT / "deploy").rglob("README*"))]
     found = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ours}
     counted = {name: count(text) for name, text in found.items() if not name.startswith("docs/decisions/")}
     text = "\n".join([*helps(cli._parser()), *helps(producerctl._parser()), *docstrings()])
