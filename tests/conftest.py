@@ -16,7 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+from hypothesis import Phase
 
 from tests import cpu_times
 from tests.daemon import SERVICE_PYTHON
@@ -43,6 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(cpu_times.CpuTimes(most))
     gc.disable()  # until `pytest_collection_finish`: the collector would look through what is being loaded
     os.environ["SPARK_LAUNCHER_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"] = SHORT_JVM
+    hypothesis.settings.register_profile(
+        "producerd", derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate]
+    )
+    hypothesis.settings.load_profile("producerd")
     os.environ["GOGC"] = "1000"  # promtool lives for a second, of which collecting garbage would take a fifth
     if importlib.metadata.version("pyspark").startswith(("3.5.", "4.0.")):
         for its_own in (
