@@ -21,6 +21,7 @@ PLACES = {"docs/a/b.md": "a/b.md", "docs/c.md": "c.md", "CONTRIBUTING.md": "buil
         ("[build](../../CONTRIBUTING.md#run)", "[build](../build/contributing.md#run)"),
         ("![x\ny](../../LICENSE)", "![x\ny](https://forge/us/blob/HEAD/LICENSE)"),
         ("[w](https://w.org/a.md) [here](#d)", "[w](https://w.org/a.md) [here](#d)"),
+        ('<img src="../../docs/c.md" alt="(b)">', '<img src="../c.md" alt="(b)">'),
         ("```python\nx[0](a)\n```\n", "```python\nx[0](a)\n```\n"),
     ],
 )
