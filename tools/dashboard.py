@@ -110,8 +110,8 @@ NO_TRAFFIC: Final = "no traffic, or alerts.yml is not loaded"
 FLEET_PANELS: Final = (
     DashboardPanel(
         "Pages",
-        "Alerts that page and fire now; the table below names them. With 0 nobody has to act, if Prometheus has the "
-        "rules of alerts.yml: without them the shares on the right have no data.",
+        "Alerts that page and fire now; the table below names them. At 0 there is nothing to do, if Prometheus has "
+        "the rules of alerts.yml: without them the shares on the right have no data.",
         "short",
         {"": f'count({FIRING}, severity="page"}}) or vector(0)'},
         "metrics.md#alerts",
@@ -192,7 +192,7 @@ FLEET_PANELS: Final = (
     DashboardPanel(
         "Nodes in trouble",
         "Share of the nodes that have a trouble, in the worst cluster, or of those that use the worst stream. Each "
-        "trouble that stops delivery pages from a twentieth of the nodes on. Misspelt names are left out. "
+        "trouble that stops delivery pages from 5 % of the nodes on. Misspelt names are left out. "
         "The row Node lists the nodes.",
         "percentunit",
         {"{{trouble}}": f"max by (trouble) (producerd:trouble:ratio{{<fleet>, {NAMED}}})"},
@@ -237,7 +237,7 @@ FLEET_PANELS: Final = (
     ),
     DashboardPanel(
         "Throughput",
-        "Records a second of all streams. Where accepted stays above stored, queues grow and callers will wait.",
+        "Records per second of all streams. Where accepted stays above stored, queues grow and callers will wait.",
         "recps",
         {
             "accepted": rate("producerd_ingest_records_total", "<fleet>"),
@@ -279,8 +279,8 @@ BY_STREAM: Final = "cluster, region, stream"
 STREAM_PANELS: Final = (
     DashboardPanel(
         "Records",
-        "Records a second of the chosen streams. Where accepted stays above stored, the queue grows. Failed and given "
-        "up are explained by Failed, rejected and given up.",
+        "Records per second of the chosen streams. Where accepted stays above stored, the queue grows. Failed and "
+        "given up are explained by Failed, rejected and given up.",
         "recps",
         {
             "accepted": rate("producerd_ingest_records_total", "<stream>"),
@@ -292,7 +292,7 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Bytes",
-        "Bytes a second of the chosen streams. Accepted counts 32 bytes more for each record than stored does.",
+        "Bytes per second of the chosen streams. Accepted counts 32 bytes more for each record than stored does.",
         "binBps",
         {
             "accepted": rate("producerd_ingest_bytes_total", "<stream>"),
@@ -304,7 +304,7 @@ STREAM_PANELS: Final = (
         "Use of all shards",
         "Records that all nodes together send, of 1,000/s for each open shard, and bytes that they store, of 1 MiB/s. "
         'Near 100 %, add shards; if only records are near it, set aggregation = "kpl". Far below while shards '
-        "throttle, a key is hot or somebody else writes to the stream.",
+        "throttle, a key is hot or another program writes to the stream.",
         "percentunit",
         {
             "bytes, {{stream}} {{cluster}} {{region}}": worst(
@@ -337,7 +337,7 @@ STREAM_PANELS: Final = (
     DashboardPanel(
         "Age of the oldest record",
         "How long the oldest record that a node holds has waited. Records that wait for more than 60 s miss the "
-        "objective; ten minutes on a twentieth of the nodes page.",
+        "objective; ten minutes on 5 % of the nodes page.",
         "s",
         over_nodes("producerd_queue_oldest_record_age_seconds{<stream>}"),
         "runbook-pages.md#producerdrecordsstuck",
@@ -373,12 +373,12 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Time spent waiting",
-        "Share of the time in which a node has a caller that waits. Above half on a tenth of the nodes makes a ticket. "
-        "Held by records a second: shards would take more bytes, so aggregation helps.",
+        "Share of the time in which a node has a caller that waits. Above half on 10 % of the nodes makes a ticket. "
+        "Held by records/s: shards would take more bytes, so aggregation helps.",
         "percentunit",
         {
             **over_nodes("rate(producerd_backpressure_active_seconds_total{<stream>}[$__rate_interval])"),
-            "held by records a second, worst node": (
+            "held by records/s, worst node": (
                 "max(rate(producerd_record_rate_bound_seconds_total{<stream>}[$__rate_interval]))"
             ),
         },
@@ -396,7 +396,7 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "PutRecords",
-        "Requests a second by result. partial: shards refused some entries, mostly by throttling. failed: no answer "
+        "Requests per second by result. partial: shards refused some entries, mostly by throttling. failed: no answer "
         "says what was stored; see Errors of the service.",
         "reqps",
         {"{{result}}": rate("producerd_put_requests_total", "<stream>", "result")},
@@ -460,8 +460,8 @@ STREAM_PANELS: Final = (
     ),
     DashboardPanel(
         "Refused and paused",
-        "Nodes on which nothing of a stream gets through, and nodes on which an operator has paused one. A twentieth "
-        "of the nodes refused for five minutes pages. producerctl status on such a node has the last error.",
+        "Nodes on which nothing of a stream gets through, and nodes on which an operator has paused one. It pages "
+        "when 5 % of the nodes are refused for five minutes. producerctl status on such a node has the last error.",
         "short",
         {
             "refused": f"count(max by ({BY_INSTANCE}) (producerd_stream_up{{<stream>}} == 0)) or vector(0)",

@@ -65,7 +65,7 @@ start() {
     systemctl daemon-reload
     systemctl reset-failed 'producerd.*'
     systemctl enable --quiet producerd.socket producerd.service
-    systemctl stop producerd.service # apart from the start, as it drains for as long as its settings and systemd allow
+    systemctl stop producerd.service # apart from the start, because it drains for as long as its settings and systemd allow
     if ! timeout "$ready_seconds" systemctl start producerd.service; then # Type=notify: it returns when it is ready
         journalctl --unit=producerd.service --no-pager --lines=30 >&2
         fail "the daemon is not ready after $ready_seconds s, or ended: its log stands above"
@@ -111,6 +111,6 @@ if [[ ${1-} != --uninstall && $# -lt 3 ]]; then
     fail "wanted: s3://BUCKET/producerd-VERSION-emr-MACHINE.tar SHA256 REGION [SETTING=VALUE ...], or --uninstall"
 fi
 [[ $EUID == 0 ]] || exec sudo -- "$BASH" "$0" "$@" # EMR runs it as hadoop
-exec {lock}</root # only root can open it, so nobody else can hold the lock
+exec {lock}</root # only root can open it, so only root can lock it
 flock "$lock"     # two runs would remove each other's work
 if [[ $1 == --uninstall ]]; then uninstall; else install_bundle "$@"; fi
