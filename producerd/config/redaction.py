@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 NOT_SHOWN: Final = "(set, not shown)"
-"""Text in place of a secret.  It is not a valid value, so nobody takes it for one."""
+"""Text in place of a secret.  It is not a valid value, so no reader takes it for one."""
 MAX_SHOWN: Final = 200
 """Most characters of a value that a message shows."""
 MAX_LEVELS: Final = 8

@@ -21,7 +21,7 @@ _S = TypeVar("_S", bound=Settings)
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The settings after a reload: ``config`` holds from now on.
+    """The settings after a reload: ``config`` is in force from now on.
 
     ``changes`` has a line for each setting that changes, ``needs_restart`` a line for each one that keeps its old
     value.
@@ -46,7 +46,7 @@ def _mixed(current: Config, loaded: Config, open_streams: Collection[str]) -> Co
     streams = dict(loaded.streams)
     for name in open_streams:
         settings = _kept(current.stream(name), loaded.stream(name))
-        if name in current.streams and name not in loaded.streams:  # a table taken away must not open it to everybody
+        if name in current.streams and name not in loaded.streams:  # a table taken away must not open it to all users
             settings = settings.model_copy(update={"allowed_uids": current.stream(name).allowed_uids})
         if settings != streams.get(name, defaults):  # an open stream keeps its table even if the file lost it
             streams[name] = settings
@@ -108,7 +108,7 @@ def _value(name: str, value: object) -> str:
 
 
 def _origins(mixed: Config, current: Config, loaded: Config) -> Iterator[tuple[str, str]]:
-    """Yield each value's key and source: its source in the new settings if they have this value, else in the old."""
+    """Yield each value's key and source, from the new settings if they have this value, otherwise from the old."""
     sources = [(config, dict(_tables(config))) for config in (loaded, current)]
     for place, settings in _tables(mixed):
         for name, value in settings:

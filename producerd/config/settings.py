@@ -261,7 +261,7 @@ class StreamSettings(Settings):
     stream_arn: AtStart[Name] = _name(*_STREAM_ARN)
     """The stream's ARN, in place of its name; needed for a stream of another account."""
     region: AtStart[Name] = _name(*_REGION)
-    """AWS region of the stream; empty: the region in its ARN, else the node's."""
+    """AWS region of the stream; empty: the region in its ARN, otherwise the node's."""
     endpoint_url: AtStart[Url] = Field(default=None, json_schema_extra=_say(_URL))
     """Address of Kinesis for the stream; empty: the node's."""
     role_arn: AtStart[Name] = _name(*_ROLE)

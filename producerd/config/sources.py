@@ -62,7 +62,7 @@ class _Given:
 
 @dataclass(slots=True)
 class _Sheet:
-    """The values read so far, in which later sources replace earlier ones, and the problems found so far."""
+    """The values read until now, in which later sources replace earlier ones, and the problems found."""
 
     node: dict[str, _Given] = field(default_factory=dict)
     defaults: dict[str, _Given] = field(default_factory=dict)

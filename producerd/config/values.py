@@ -50,7 +50,7 @@ def _to_mode(value: object) -> int:
         raise ValueError("not an octal mode")
     mode = int(value, 8)
     if not mode & 0o222:  # connecting needs the permission to write (unix(7))
-        raise ValueError("nobody may connect")
+        raise ValueError("no user may connect")
     return mode
 
 
@@ -159,7 +159,7 @@ Name = Annotated[str | None, BeforeValidator(_blank_is_none)]
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the socket's path in /run/producerd if this process may write there, else in the user's folder."""
+    """Return the socket's path in /run/producerd if this process may write there, otherwise in the user's folder."""
     system, user = Path("/run/producerd"), environ.get("XDG_RUNTIME_DIR", "")
     if user and os.geteuid() != 0 and not os.access(system, os.W_OK):
         return Path(user, "producerd", "producerd.sock")

@@ -129,11 +129,11 @@ class NodeInFlight:
     """The bytes of all unanswered requests of a node's streams, and their limit.
 
     Half of the limit is shared: the first stream that asks gets it.  The other half is the streams' floors, which no
-    other stream takes.  So a stream with nothing on its way may always send a request of up to its floor, however long
-    requests of others hang.
+    other stream takes.  A stream with nothing on its way may therefore always send a request of up to its floor,
+    however long requests of others hang.
 
-    A stream may send one record larger than its room, but only while no such record overfills the shared half.  So the
-    limit is passed by one such record at most, and not by one of each stream.
+    A stream may send one record larger than its room, but only while no such record overfills the shared half.  At most
+    one such record exceeds the limit, and not one of each stream.
 
     ``floor_bytes``: up to the limit / (2 x the largest number of streams).
     """
@@ -159,7 +159,7 @@ class NodeInFlight:
         """Count a request that is sent.
 
         The caller has asked `room` in the same step.  A request beyond it must be the stream's only one and have one
-        record, while `takes_larger` holds.
+        record, while `takes_larger` is true.
         """
         larger = stream not in self._used and self.takes_larger
         if not larger and bytes_ > self.room(stream):

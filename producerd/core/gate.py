@@ -3,9 +3,10 @@
 The gate never grants room past a limit, and in the end grants every frame that fits an empty queue:
 
 - Within a session, frames are granted in their order.  Among the sessions that could receive a body now, the one with
-  the fewest bytes in the queue is next, then the longest waiting.  No session overtakes the one that is next.
+  the fewest bytes in the queue is next, then the longest waiting.  No session overtakes the next one.
 - While other sessions have the stream open, the last eighth of a limit is reserved.  Only sessions that hold less than
-  an equal share of the rest may use it.  So a session that returns after a pause finds room for more than one frame.
+  an equal share of the rest may use it.  A session that returns after a pause therefore finds room for more than one
+  frame.
 - If the node is full, a stream still gets its floor (`NodeBudget`).
 - Granted frames whose bodies have not arrived hold up to a quarter of the limit, or are exactly one frame.
 - Users share this quarter: the sessions of one user id hold an equal part of it, or exactly one frame.  A user has the
@@ -343,7 +344,7 @@ class AdmissionGate:
             ticket = member.line[0]
             if best is not None and (best.member.taken_bytes, best.number) < (member.taken_bytes, ticket.number):
                 continue
-            if not member.caller.may_receive(ticket.layout.charge_bytes):  # asked late, as it needs the most CPU
+            if not member.caller.may_receive(ticket.layout.charge_bytes):  # asked late: it needs the most CPU
                 continue
             if self._lets_others_pass(ticket):
                 last = ticket

@@ -211,7 +211,7 @@ class Ledger:
     def _count_copies(self, job: Job, where: slice) -> None:
         """Count the copies that earlier sends of these rows may have stored, now that another send has or may have.
 
-        So every send that may have stored a row counts once, except the last one of a row that does not end STORED.
+        Every send that may have stored a row counts once, except the last one of a row that does not end STORED.
         """
         if job.maybe_stored is None or not (maybe := job.maybe_stored[where]).any():
             return

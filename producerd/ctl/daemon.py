@@ -94,7 +94,7 @@ class AdminClient:
             except PermissionError:
                 problem = f"{path}: it answers only to the daemon's own user and to root: try sudo"
             except _NoObject as error:
-                if answer.status in _UNKNOWN and target != STATUS:  # else anybody answers
+                if answer.status in _UNKNOWN and target != STATUS:  # otherwise any program may have answered
                     version = self.get(STATUS).get("version")
                     raise Failed(f"the daemon is of version {version}, which does not know this command") from None
                 problem = f"{path}: {error}"

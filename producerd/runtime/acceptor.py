@@ -1,4 +1,4 @@
-"""Acceptor: accepts connections at a listener's path, even after somebody deleted the socket's file.
+"""Acceptor: accepts connections at a listener's path, even after the socket's file was deleted.
 
 Every two seconds its listener looks at the path.  That takes two stats of a local file system, some microseconds of
 CPU.  They see everything that can happen to a path: its file or a directory may be deleted, renamed or replaced, made

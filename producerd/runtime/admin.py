@@ -51,11 +51,11 @@ class RenderMetrics(Protocol):
 
 
 _OF_WEB_PAGES: Final = ("Origin", "Sec-Fetch-Site")
-"""Headers that a browser adds, and no scraper.  A page of somebody else could have any browser ask."""
+"""Headers that browsers add and scrapers do not.  Any web page could have a browser ask."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record shows an error of ours.  Anybody may send bytes that are not HTTP, and gets a 400."""
+    """Return whether a log record shows an error of ours.  A client that sends bytes other than HTTP gets a 400."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -73,7 +73,7 @@ def _name_in(host: str) -> str:
 def _is_own_name(host: str) -> bool:
     """Return whether a Host header names this machine.
 
-    A web page of somebody else could have its own name lead here, and read the page as its own (DNS rebinding).
+    Any web site could have its own name lead here, and read the answer as its own (DNS rebinding).
     """
     name, own = _name_in(host), socket.gethostname().lower()
     if name in ("localhost", own, own.partition(".")[0]):

@@ -5,7 +5,7 @@ arena for each thread, the allocator kept as much memory again as the queue held
 endpoint that hung, the RSS was 283 MiB with two arenas and 233 MiB with one.
 
 The daemon also sets high thresholds, so that glibc reuses buffers of 1 MiB instead of unmapping them.  Each KiB of
-fresh pages costs 1.5 us of CPU here, and reuse needs 1.2 to 2 times less CPU.  After a quiet period,
+fresh pages costs 1.5 µs of CPU here, and reuse needs 1.2 to 2 times less CPU.  After a quiet period,
 `give_back_when_quiet` returns the memory that glibc keeps for this to the system.
 """
 
@@ -45,7 +45,7 @@ def configure() -> bool:
 async def give_back_when_quiet(taken: Callable[[], int | None]) -> Never:
     """Return free memory to the system whenever the queues have been empty and unused for `QUIET_SECONDS`.
 
-    ``taken`` returns how many records the daemon has accepted so far, or None while any record is queued.
+    ``taken`` returns how many records the daemon has accepted, or None while any record is queued.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     before = given = taken()

@@ -49,7 +49,7 @@ def run(
         except ConfigurationError:
             raise
         except Exception:
-            # An owner of state has failed.  Log it while `running` lasts: later, a log that nobody reads would block.
+            # An owner of state has failed.  Log it while `running` lasts: later, a log without a reader would block.
             log.exception("the daemon has failed")
             return 1  # as an uncaught exception does
 

@@ -1,9 +1,9 @@
 """ConnectionTable: the table of connected clients, in which no user takes the place of all others.
 
 A table that is full lets an idle client go for a new one: first a client that has no stream open, then the longest idle
-one of the user with the most clients.  If a reload lowers the limits, the same clients go until the limits hold.  A
-client is idle if it is owed nothing, so nothing is lost with its connection.  It comes back when it has rows.  Clients
-of 0.1.0 do not, so they go last.
+one of the user with the most clients.  If a reload lowers the limits, the same clients go until the limits are met.  A
+client is idle if it waits for no answer, so nothing is lost with its connection.  It comes back when it has rows.
+Clients of 0.1.0 do not, so they go last.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ConnectionTable:
         return None
 
     def fit(self, node: NodeSettings) -> None:
-        """Let idle clients go until the limits hold, which a reload may have lowered.
+        """Let idle clients go until the limits are met, which a reload may have lowered.
 
-        Clients that are owed something may stay beyond the limits.  They go for the next connection, once idle.
+        Clients that wait for an answer may stay beyond the limits.  They go for the next connection, once idle.
         """
         for own in list(self._of_user.values()):
             self._let_go(own, len(own) - node.most_connections_of_a_user)

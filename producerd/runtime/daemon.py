@@ -453,8 +453,8 @@ class Daemon:
     async def render_metrics(self, *, everything: bool) -> bytes:
         """Return the metrics as text, of a moment after the call: what a usual scrape has, or everything.
 
-        Rendering the metrics of 64 streams takes 0.1 s of CPU.  So a rendering begins `RENDERING_SECONDS` after the
-        last one at the soonest, and all callers that wait for the same text share it.
+        Rendering the metrics of 64 streams takes 0.1 s of CPU.  Renderings therefore begin at least `RENDERING_SECONDS`
+        apart, and all callers that wait for the same text share one.
         """
         asked_at = time.monotonic()
         async with self._rendering:

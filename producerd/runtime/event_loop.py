@@ -56,7 +56,7 @@ class EventLoop(uvloop.Loop):
 
 
 def _look_up(host: Any, port: Any, options: dict[str, int]) -> list[Any] | OSError:
-    """Return a host's addresses or the error, which perhaps nobody waits for any more."""
+    """Return a host's addresses or the error, for which the caller may no longer wait."""
     try:
         return socket.getaddrinfo(host, port, **options)
     except OSError as error:

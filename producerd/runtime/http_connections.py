@@ -140,7 +140,7 @@ class HttpCaller(asyncio.BufferedProtocol):
         self._end = 0
         self._is_new = True
         self.is_asked = False  # whether the handler has a request that it has not answered
-        self.since = self._loop.time()  # when it was asked, or else when it was answered or came
+        self.since = self._loop.time()  # when it was asked, otherwise when it was answered or came
 
     @property
     def may_go_at(self) -> float:
@@ -188,7 +188,7 @@ class HttpCaller(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _look(self) -> None:
-        """Take a turn to give the handler a request if a whole one is here, or else to read on."""
+        """Take a turn to give the handler a request if a whole one is here, otherwise to read on."""
         if self.is_asked:
             return
         if self._buffer.find(_HEAD_ENDS, 0, self._end) >= 0:

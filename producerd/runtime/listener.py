@@ -3,9 +3,9 @@
 The file has its mode and group before any client can connect.  The daemon replaces a stale file, which a killed daemon
 left.  It leaves alone a file that is not a socket, and a socket on which another process answers.
 
-A socket's file can disappear while the daemon runs: a cleaner of temporary files deletes it, or somebody recreates the
-directory.  The socket then still listens, but no client can find it.  `Listener.look` notices that and binds the path
-again.  It does one stat of the socket's file and one of the lock file, so it may be called often.
+A socket's file can disappear while the daemon runs: a cleaner of temporary files deletes it, or an operator recreates
+the directory.  The socket then still listens, but no client can find it.  `Listener.look` notices that and binds the
+path again.  It does one stat of the socket's file and one of the lock file, so it may be called often.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _permissions(mode: int, group: str | None) -> Permissions:
 def _permissions_of(path: Path) -> Permissions | None:
     """Return the permissions for a replacement of the socket at a path, or None if there is no socket.
 
-    Write permission decides who may connect.  So the owner does not matter where everybody may write, and root does not
+    Write permission decides who may connect: the owner does not matter where every user may write, and root does not
     need the permission.
     """
     try:
@@ -221,7 +221,7 @@ def _lock_path(path: Path) -> Path:
 def _lock(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link may lead to a file of somebody's
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link may lead to another user's file
         handle = os.open(_lock_path(path), flags, 0o600)
     except OSError as error:
         raise PathProblem(f"its directory cannot be used: {error.strerror}") from None

@@ -58,7 +58,7 @@ def without_secrets(text: str) -> str:
 
 
 LOST_BECAUSE: Final = ("full", "failed")
-"""Reasons for which lines are not written: too many wait, or the write fails because nobody reads or a disk is full."""
+"""Reasons for which lines are not written: too many wait, or the write fails without a reader or on a full disk."""
 FIELDS: Final = ("stream", "code")
 """Values that are fields of the journal's entries, too."""
 
@@ -133,7 +133,7 @@ class LogLines(logging.Handler):
         self._hold(self.format(record), record)
 
     def close(self) -> None:
-        """Report the repeats that are still owed, and wait up to `LAST_LINES_SECONDS` until all lines are written."""
+        """Report the repeats not yet reported, and wait up to `LAST_LINES_SECONDS` until all lines are written."""
         with self._changed:
             if not self._ends:
                 self._tell_repeats()
@@ -229,7 +229,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, str]:
 
 def _begin_again(file: Path, descriptor: int) -> None:
     """Have the descriptor write to a new file of this path, and keep the old one as FILE.1."""
-    with suppress(OSError):  # somebody has deleted it
+    with suppress(OSError):  # it was deleted
         file.replace(file.with_name(f"{file.name}.1"))
     new = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(new, descriptor, inheritable=True)

@@ -7,7 +7,7 @@ stay at ERROR (`producerd.runtime.aws.credentials`).
 The level says what the operator should do.  ERROR: act, because records fail or the daemon ends.  WARNING: look,
 because the daemon may need you.  INFO: a rare event in the daemon's life.  DEBUG: everything else.
 
-Events are constant texts, and what varies is a value with a key.  So lines can be grouped, and
+Events are constant texts, and what varies is a value with a key, so that lines can be grouped, and
 `producerd.runtime.repeats` can count them.
 """
 
@@ -63,7 +63,7 @@ def running(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,  # else structlog.testing could not replace the loggers of modules
+        cache_logger_on_first_use=False,  # otherwise structlog.testing could not replace the loggers of modules
     )
     renderer: Processor = structlog.processors.JSONRenderer() if format == "json" else render_text
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -119,7 +119,7 @@ class _LevelSwitch:
 
     def __init__(self) -> None:
         self._configured: Level = "info"
-        self._back: asyncio.TimerHandle | None = None  # set while a level holds for a limited time
+        self._back: asyncio.TimerHandle | None = None  # set while a level is in effect for a limited time
         self.lines: LogLines | None = None
 
     def begin(self, configured: Level, lines: LogLines) -> None:

@@ -1,4 +1,4 @@
-"""The metrics that Prometheus scrapes, taken in one moment, so that their sums hold.
+"""The metrics that Prometheus scrapes, taken in one moment, so that their sums agree.
 
 At every scrape, ``ingested = delivered + failed + discarded + queued``, because the loop thread reads all numbers
 without a break, and nothing else changes them.
@@ -256,7 +256,7 @@ class Metrics:
                 born = births[stream] = self._births.get(stream) or _Birth(stream, now)
                 shown[stream.name] = [born.shown(stream, now)]
                 if shown[stream.name] != [stream]:
-                    sharing.append(stream)  # until its own label shows its numbers, so that the sums hold
+                    sharing.append(stream)  # until its own label shows its numbers, so that the sums agree
             else:
                 sharing.append(stream)
         self._births = births
@@ -289,8 +289,8 @@ class Metrics:
 class _Birth:
     """The first `BIRTH_SECONDS` of the label of a stream that is not in the settings.
 
-    Prometheus's `increase()` does not count what the first sample of a counter shows.  So a stream that had failed
-    records when its label was first shown is shown without any for a time, to Prometheus and to other readers.
+    Prometheus's `increase()` does not count what the first sample of a counter shows.  A stream that had failed records
+    when its label was first shown is therefore shown without any for a time, to Prometheus and to other readers.
     """
 
     def __init__(self, stream: Stream, now: float) -> None:
@@ -306,7 +306,7 @@ class _SharedLabel:
     """The streams that share `NEVER_STORED`, and what the ones that left it had counted.
 
     The label keeps that.  Its counters would fall otherwise, and `increase()` would count again what remains.  Records
-    that are queued go along with their stream, so that the sums hold.
+    that are queued go along with their stream, so that the sums agree.
     """
 
     def __init__(self) -> None:
@@ -333,7 +333,7 @@ class _SharedLabel:
 def text(snapshot: Scrape, *, everything: bool) -> bytes:
     """Return the snapshot in Prometheus's text format: what a usual scrape has, or everything.
 
-    For 64 streams this needs 0.1 s of CPU, during which the loop could not serve clients.  So call it in a thread.
+    Call it in a thread: for 64 streams it needs 0.1 s of CPU, during which the loop could not serve clients.
     """
     return generate_latest(
         _MetricList(
@@ -389,7 +389,7 @@ def _metric(
             metric.add_sample(f"{name}_sum", labels, value.sum)
             metric.add_sample(f"{name}_count", labels, totals[-1])
         elif isinstance(value, Mapping):
-            # A value that was not foreseen is shown as well, so that sums hold.
+            # An unforeseen value is shown as well, so that sums agree.
             foreseen = family.values if usual is None else map(str, usual)
             for label in dict.fromkeys((*foreseen, *value)):
                 metric.add_sample(name, {**labels, family.label: label}, value.get(label, 0))
@@ -454,7 +454,7 @@ NODE_FAMILIES: Final[dict[Family, Callable[[NodeNumbers], Value]]] = {
     Family(
         "client_disconnects_total",
         "counter",
-        "Ended connections. closed: nothing was owed; lost: a frame was not answered; late: HELLO or a body was late.",
+        "Ended connections. closed: every frame was answered; lost: one was not; late: HELLO or a body was late.",
         "reason",
         DISCONNECT_REASONS,
     ): lambda node: node.disconnects,

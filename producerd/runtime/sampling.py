@@ -4,9 +4,9 @@ A thread of its own looks at the stack once in each hundredth of a second, at a 
 distances would meet the same moment of all work that a timer repeats.  It notes files, functions and lines, and never a
 value.
 
-It gets the interpreter only where the loop's thread lets go of it.  So a call into C that keeps the interpreter counts
-for the line behind it.  Meanwhile the interpreter changes threads after a tenth of a millisecond: with Python's 5 ms,
-most samples would fall where the loop's thread lets go of itself, in calls that hash or send.
+It gets the interpreter only where the loop's thread lets go of it.  A call into C that keeps the interpreter therefore
+counts for the line behind it.  Meanwhile the interpreter changes threads after 0.1 ms: with Python's 5 ms, most samples
+would fall where the loop's thread lets go of itself, in calls that hash or send.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def idle_since(self) -> float | None:
-        """The time since which the client has sent nothing and been owed nothing, or None if it is owed something."""
+        """The time since which the client has sent nothing and waited for no answer, or None if it waits for one."""
         owes = self._unacked or self._waiting or self._reads_on or self._transport is None
         asks = any(opened.asks for opened in self._opened.values())
         return None if owes or asks else self._active_at
@@ -642,8 +642,8 @@ class Session(asyncio.BufferedProtocol):
     def _look_at_window(self) -> None:
         """Tell the streams of unacknowledged frames whether the client's window has room for another full frame.
 
-        If it has not, the client may be waiting for acknowledgements.  So the streams send what it already gave them at
-        once.  A client that sends a single record larger than a full frame asks for a flush itself.
+        If it has not, the client may be waiting for acknowledgements, and the streams send at once what it already gave
+        them.  A client that sends a single record larger than a full frame asks for a flush itself.
         """
         rules = self._rules
         is_full = (
@@ -688,10 +688,10 @@ class Session(asyncio.BufferedProtocol):
     def _late(self, what: str, seconds: float, due: float, again: bool) -> None:
         """Close the session of a client whose message did not arrive in time.
 
-        A client whose body is late has not broken the protocol: its process may have had no processor meanwhile.  So
-        the session ends like a lost daemon's: the client connects once more and sends what was not acknowledged.
+        A client whose body is late has not broken the protocol: its process may have had no processor meanwhile.  The
+        session then ends like a lost daemon's: the client connects once more and sends what was not acknowledged.
 
-        If the daemon itself stood still, as after SIGSTOP, it has not read what the client sent meanwhile.  So it waits
+        If the daemon itself stood still, as after SIGSTOP, it has not read what the client sent meanwhile, and waits
         once more.
         """
         stood_still_seconds = self._loop.time() - due

@@ -1,9 +1,9 @@
 """LoopShares: how much of the event loop's time the clients of one user may have.
 
-The loop handles what all sockets have to say, one after the other, and each of them waits for it.  So a user whose
-clients send any number of messages would slow down every other user.  The shares count the time that the loop spends on
-each user's clients, and what it is assumed to need for the delivery of their frames.  While others speak, too, a user
-has a short time at once and a part of the time in the long run.  What exceeds it waits, in the order in which it came.
+The loop handles the messages of all sockets one after the other: a user whose clients send any number of messages would
+slow down every other user.  The shares count the time that the loop spends on each user's clients, and what it is
+assumed to need for the delivery of their frames.  While others speak, too, a user has a short time at once and a part
+of the time in the long run.  What exceeds it waits, in the order in which it came.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class LoopShares:
         return self._alone
 
     def _forget_silent(self, now: float) -> None:
-        """Forget those who have not spoken within `ACTIVE_SECONDS`: their debt is paid, and nobody is next to them."""
+        """Forget users silent for `ACTIVE_SECONDS`: their time no longer counts, and they no longer count as others."""
         while self._used:
             uid, (_, at) = next(iter(self._used.items()))
             if now - at < ACTIVE_SECONDS:

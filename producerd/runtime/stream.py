@@ -233,7 +233,7 @@ class Stream:
     def leave(self, member: Member, now: float, *, deliver: bool) -> None:
         """End a session's part in the stream.
 
-        With ``deliver`` its rows are still sent, else rows in no request are discarded.
+        With ``deliver`` its rows are still sent, otherwise rows in no request are discarded.
         """
         if deliver:
             self.pipeline.disown(member.caller)
@@ -327,7 +327,7 @@ class Stream:
         self._touched(self)
 
     def forget_refusal(self) -> None:
-        """Let the next row find out whether Kinesis still refuses the stream, which nobody uses."""
+        """Let the next row find out whether Kinesis still refuses the stream, which no client uses."""
         self.pipeline.health.forget_refusal()
         self._told_health = self.pipeline.health.state
         log.info("a refusal is forgotten, as nobody uses the stream", stream=self.name)
@@ -566,7 +566,7 @@ class Stream:
             )
         elif self._went_plain_at is not None and not pipeline.goes_plain:
             seconds, self._went_plain_at = round(now - self._went_plain_at, 1), None
-            if pipeline.shard_map is not None:  # else nothing was sent for long, and no row needs the list any more
+            if pipeline.shard_map is not None:  # otherwise nothing was sent for long, and no row needs the list
                 log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
 
     def _tell_format(self) -> None:

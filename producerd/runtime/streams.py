@@ -214,7 +214,7 @@ class Streams:
     def _is_of(self, stream: Stream, uid: int | None) -> bool:
         """Return whether a stream counts for a user: who has it open, or has opened one that never worked.
 
-        Records that nobody waits for any more keep such a stream, too.
+        Records whose callers have left keep such a stream, too.
         """
         return uid in stream.users or (self._openers[stream] == uid and not _works(stream))
 

@@ -1,7 +1,7 @@
 """Control-plane calls about streams that may not exist: a client may invent any number of names.
 
-AWS allows an account few of these calls, which all its programs share.  So a call about a stream that is not in the
-settings and has never worked takes one of a user's calls.  A call that finds the stream gives it back.
+AWS allows an account few of these calls, which all its programs share.  A call about a stream that is not in the
+settings and has never worked therefore takes one of a user's calls.  A call that finds the stream gives it back.
 """
 
 from __future__ import annotations

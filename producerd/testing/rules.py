@@ -1,7 +1,7 @@
 """The rules by which the fake Kinesis answers requests and fails.
 
 The decision of `FakeKinesis.handle` depends only on the request, the faults, the seed and ``now``.  The rules use no
-clock, socket or task.  So the same rules serve simulations in virtual time and the server of
+clock, socket or task, so that the same rules serve simulations in virtual time and the server of
 `producerd.testing.fake_kinesis`.
 
 A request passes these steps:

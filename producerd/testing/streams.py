@@ -150,7 +150,7 @@ class FakeStream:
         self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were this long ago
         self.keeps_entries = True  # False: entries are counted and not kept, for long runs
         self.shards: list[FakeShard] = []  # open and closed, by id
-        self.sequence = sequence  # the highest sequence number so far
+        self.sequence = sequence  # the highest sequence number until now
         self._entries: list[Entry] = []
         for start, end in pairwise([*edges, HASH_END]):
             self._open(start, end - 1, (), -math.inf)
@@ -198,7 +198,7 @@ class FakeStream:
         """Return the records that a consumer receives, with aggregates taken apart.
 
         If one record of an aggregate has a hash key outside the shard, the consumer drops the whole aggregate.  This is
-        the rule of AggregatorUtil in the Kinesis Client Library.  It does not hold for plain records.
+        the rule of AggregatorUtil in the Kinesis Client Library.  It does not apply to plain records.
         """
         found = [self.records_of(entry) for entry in self._entries]
         return Reading([record for records in found for record in records or ()], found.count(None))

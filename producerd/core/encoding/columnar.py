@@ -1,9 +1,8 @@
 """The columnar twin of the loops in `entries`: it makes the same bytes by work on whole columns.
 
-A loop over rows takes about 1 us of CPU for each row.  Here a request takes some dozens of calls of numpy and pyarrow,
-however many lanes its rows come from, and ten more for each aggregate.  In exchange it copies columns once more.  So
-this twin is faster for many small rows only: `suits` and `suited` decide.  Tests compare both twins
-byte by byte.
+A loop over rows takes about 1 µs of CPU for each row.  Here a request takes some dozens of calls of numpy and pyarrow,
+however many lanes its rows come from, and ten more for each aggregate.  In exchange it copies columns once more, and is
+faster only for many small rows: `suits` and `suited` decide.  Tests compare both twins byte by byte.
 """
 
 from __future__ import annotations

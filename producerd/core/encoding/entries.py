@@ -1,8 +1,8 @@
 """Cut ranges of rows into entries, and write the body of a PutRecords request.
 
 An *entry* is one future Kinesis record: a plain record, or a KPL aggregate of rows of one lane.  The rows of a request
-are numbered through all its pieces, and an entry is a range of these numbers.  So the sender settles ranges and never
-single rows.  Encoding is pure and may run in worker threads.
+are numbered through all its pieces, and an entry is a range of these numbers.  The sender therefore settles ranges and
+never single rows.  Encoding is pure and may run in worker threads.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _by_lane(numbered: Sequence[tuple[int, Span]]) -> Iterator[tuple[int, list[S
 
 
 class _Writer:
-    """The plain twin: a loop over the rows.  Methods that write return whether everything fitted so far."""
+    """The plain twin: a loop over the rows.  Methods that write return whether everything has fitted."""
 
     def __init__(
         self, address: Mapping[str, str], rules: EntryRules, shard_map: ShardMap | None, format_: Format
@@ -216,7 +216,7 @@ class _Writer:
         return self._entry(AGGREGATE_KEY, self._first[2], aggregate.chunks(), self._rows)
 
     def request(self) -> EncodedRequest:
-        """Return the request with all entries written so far."""
+        """Return the request with all written entries."""
         self._chunks[-1] = self._format.end(self._address)
         body = b"".join(self._chunks)
         return EncodedRequest(

@@ -1,7 +1,7 @@
 """Join any number of slices of some buffers with a single call of Arrow.
 
 An Arrow binary view names a slice in 16 bytes: its length with its buffer and offset, or with its bytes themselves if
-there are at most twelve.  Arrow casts an array of views to plain binary in about 20 us plus 10 ns for each view, and
+there are at most twelve.  Arrow casts an array of views to plain binary in about 20 µs plus 10 ns for each view, and
 copies each byte once.  Joining columns element by element takes twice that time, and first needs all columns in row
 order.  (Source: Arrow Columnar Format, "Variable-size Binary View Layout".)
 """
@@ -51,7 +51,7 @@ class Texts:
 
     @cached_property
     def table(self) -> tuple[bytes, npt.NDArray[np.complex128]]:
-        """The texts one after the other if they are long, else b"", and a view of each."""
+        """The texts one after the other if they are long, otherwise b"", and a view of each."""
         texts = [*map(self.text_of, range(self.count))]
         lengths = np.fromiter(map(len, texts), np.int32, len(texts))
         if lengths.max() <= INLINE_BYTES:

@@ -142,7 +142,7 @@ class Lane:
     # ---- its requests
 
     def sent(self) -> None:
-        """Count a request that has rows of it."""
+        """Count a request with the lane's rows."""
         self.in_flight += 1
 
     def ended(self, *, slow: bool = False, overdue: bool = False) -> None:
@@ -202,11 +202,11 @@ class Lane:
         self.hold_until = max(self.hold_until, until)
 
     def put_aside(self) -> None:
-        """Count rows of it that wait outside, for a request of their own or for a map."""
+        """Count the lane's rows that wait outside, for a request of their own or for a map."""
         self.set_aside += 1
 
     def take_up(self) -> None:
-        """Count rows of it that no longer wait outside."""
+        """Count the lane's rows that no longer wait outside."""
         self.set_aside -= 1
 
     def await_map(self, until: float) -> None:
@@ -322,7 +322,7 @@ class Lane:
                 continue
             later = np.ones(span.records, np.bool_)
             later[firsts] = False
-            if later[: len(firsts)].any():  # else they stand at the front: moving a span's rows takes long
+            if later[: len(firsts)].any():  # otherwise they are in front: moving a span's rows takes long
                 span.reorder(np.argsort(later, kind="stable"))
             most_bytes = max_bytes - used if taken else max(max_bytes, first_row_bytes)
             count = _rows_that_fit(span, min(max_records - records, len(firsts)), max_bytes - used, most_bytes)

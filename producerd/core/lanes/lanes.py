@@ -30,8 +30,8 @@ from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 SMALLEST_RETRY_BYTES: Final = 64 * 1024
 """Size down to which requests are halved after time-outs.  A single row may be larger."""
 FAULTY_ROWS: Final = 512
-"""Most rows in a request of rows that are suspected to make Kinesis fail.  Such rows share no request with others, and
-each further failure halves their number, down to one.  So a row that makes Kinesis fail does not fail the others."""
+"""Most rows in a request of rows that are suspected to make Kinesis fail.  Such rows share no request with others.
+Each further failure halves their number, down to one, so that a faulty row does not fail the others."""
 EVEN_USE: Final = 0.8
 """Mean use of the other shards, as a share of the fullest one's, from which all count as full.
 
@@ -205,7 +205,7 @@ class Lanes:
             self.line_up(lane)
 
     def hold_back(self, session: object) -> None:
-        """Send no row of a session that is or comes in a lane until `let_go`: an earlier row of it waits outside."""
+        """Send no row of a session that is or comes in a lane until `let_go`: an earlier one waits outside."""
         self.held_back.setdefault(session, [])
         for lane in self._lanes.values():
             lane.extend(self._without_held(lane.take_all()))
@@ -260,7 +260,7 @@ class Lanes:
             self._ready.append(lane)
 
     def released(self, lanes: Iterable[Lane]) -> None:
-        """List these lanes again: a request of them has ended, or rows that waited outside of them have left."""
+        """List these lanes again: a request with their rows has ended, or their rows that waited outside have left."""
         left = False
         for lane in lanes:
             self.line_up(lane)
@@ -324,7 +324,7 @@ class Lanes:
             elif self._take_from(lane, taken, now, bytes_left) or (alone and taken.pieces):
                 if taken.pieces or not passes_larger:
                     break
-                passed.append(self._ready.popleft())  # `_take_from` put the lane back, as its first row is too large
+                passed.append(self._ready.popleft())  # `_take_from` put the lane back: its first row is too large
         self._ready.extendleft(reversed(passed))
         return taken if taken.pieces else None
 

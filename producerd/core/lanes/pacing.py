@@ -3,7 +3,7 @@
 Over T seconds a lane sends at most T x rate + max(one second's rate, its largest entry), in entries and in bytes.  The
 rate is the shard's quota x ``shard_rate_fraction``.  A lane slows down when the shard throttles, and recovers after.
 
-A producer learns of the others only from which of its entries were throttled.  So each lane keeps a *share* of the
+A producer learns of the others only from the throttling of its own entries.  Each lane therefore keeps a *share* of the
 shard, and both its token buckets fill at that share of the quota:
 
 - a new lane doubles its share with each answer, until the first throttle;
@@ -14,9 +14,9 @@ shard, and both its token buckets fill at that share of the quota:
   A throttle stops the doubling, so that the producers of a shard do not start the next storm together;
 - within `RETURN_SECONDS` the share returns to `RETURN_TO` of where it was.  The shard recovers in that time, and the
   step down lasts;
-- from there it creeps up by `CREEP` / sqrt(share) a second.  A small share grows faster, which makes shares equal;
+- from there it creeps up by `CREEP` / sqrt(share) per second.  A small share grows faster, which makes shares equal;
 - the creep speeds up with the fourth power of the entries stored since the last throttle.  With 50 producers one entry
-  in 30 is throttled at all times.  So a lane that sends 5 a second needs some dozens to learn that it is alone.
+  in 30 is always throttled, so a lane that sends 5 per second needs some dozens to learn that it is alone.
 
 Entries shrink with the share, so that a slow lane learns as often as a fast one.  The constants come from a model of up
 to 300 producers on one shard; tests/core/test_pacing.py has a small version of it.
@@ -40,8 +40,8 @@ ENTRIES_PER_SECOND: Final = 5
 LEAST_ENTRY_BYTES: Final = 1024
 """Size down to which aggregates shrink.  With smaller ones the quota in records would be used up before the bytes'."""
 QUANTUM_SECONDS: Final = 0.1
-"""Seconds of rate that a bucket gathers before its lane may send.  So a lane that is held back makes up to ten requests
-a second.  With 0.2, 4.9 % of 1 KB plain records are throttled instead of 2.9 %, because more of them come at once."""
+"""Seconds of rate that a bucket gathers before its lane may send: a lane that is held back makes up to ten requests per
+second.  With 0.2, 4.9 % of 1 KB plain records are throttled instead of 2.9 %, because more of them come at once."""
 FIRST_SHARE: Final = 1 / 4
 """Share of a new lane, which begins with one second's tokens, so that a small batch after a pause goes at once.  A lane
 that is alone has the full rate after two answers: 96 % of the quota in its first two seconds (with 1/32: 63 %).  50

@@ -1,8 +1,8 @@
 """Span buffers: small pieces of memory that hold sorted rows.
 
-A buffer holds one span, up to 256 KiB, or several of neighbouring shards, up to 64 KiB together.  So the queue's room
-comes free in small steps, and a lagging shard keeps little more than its own rows in memory.
-(Views into one shared buffer kept 17.7 times the queue's limit.)
+A buffer holds one span, up to 256 KiB, or several of neighbouring shards, up to 64 KiB together.  The queue's room
+therefore comes free in small steps, and a lagging shard keeps little more than its own rows in memory.  (Views into one
+shared buffer kept 17.7 times the queue's limit.)
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ class SpanBuffer:
     def reorder(self, a: int, b: int, order: npt.NDArray[np.intp]) -> None:
         """Put the rows from ``a`` up to ``b``, counted from the buffer's first, in another order.
 
-        A worker thread may be reading the other rows.  So these keep their places, and every array is replaced by a
-        copy instead of written.
+        Because a worker thread may be reading the other rows, these keep their places, and a copy replaces every array.
         """
         self.keys, self.key_offsets = _reordered(self.keys, self.key_offsets, a, b, order)
         self.data, self.data_offsets = _reordered(self.data, self.data_offsets, a, b, order)

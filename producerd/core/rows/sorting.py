@@ -107,7 +107,7 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
         explicit, aggregates = all_explicit[start:end], all_aggregates[start:end]
         null = rows.key_offsets[1:] == rows.key_offsets[:-1]
         if null.any():
-            random = random or np.random.default_rng(seed)  # takes 20 us, so only if a job needs it
+            random = random or np.random.default_rng(seed)  # takes 20 µs, so only if a job needs it
             count = int(null.sum())
             high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
             explicit |= null

@@ -18,7 +18,7 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 NULL_KEY: Final = b"-"
 """The partition key of a row that has none, because Kinesis requires one.  The row's explicit hash key is random."""
 RAW_FROM_STRAYS: Final = 2
-"""Strays after which rows go as plain records.  So at most two copies of a row are stored that no consumer reads."""
+"""Strays after which rows go as plain records: at most two copies of a row are stored that no consumer reads."""
 FAULTS_TO_SUSPECT: Final = 2
 """Faults of Kinesis on the same rows after which the rows are suspected to cause them."""
 
@@ -48,7 +48,7 @@ class Span(NamedTuple):
     def raw(self) -> bool:
         """Whether to send its rows as plain records even if the stream aggregates.
 
-        So a wrong shard map cannot store one copy after the other that a consumer drops.
+        This keeps a wrong shard map from storing one copy after the other that consumers drop.
         """
         return self.strays >= RAW_FROM_STRAYS
 

@@ -16,9 +16,9 @@ REFUSING_CODES: Final = frozenset({"SerializationException", "UnknownOperationEx
 class FormatChoice:
     """The choice for one stream.
 
-    A service that does not know CBOR cannot read a request at all.  So the rows of a refused request go once more, in
-    JSON.  If they are stored, the stream uses JSON from then on, and `refusal` says why.  Otherwise the refusal was
-    not about the format.
+    A service that does not know CBOR cannot read a request at all.  The rows of a refused request therefore go once
+    more, in JSON.  If they are stored, the stream uses JSON from then on, and `refusal` says why.  Otherwise the
+    refusal was not about the format.
     """
 
     def __init__(self, wire_format: str) -> None:

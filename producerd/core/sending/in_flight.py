@@ -1,7 +1,7 @@
 """The requests of a stream that are on their way, and whether one more may be sent.
 
-A request that has waited for long should hold back others as little as possible.  So its lanes share no further
-requests with other shards.  While no request succeeds at all, it no longer counts and others may be sent in its place.
+A request that has waited for long should hold back others as little as possible: its lanes share no further requests
+with other shards.  While no request succeeds at all, it no longer counts and others may be sent in its place.
 """
 
 from __future__ import annotations

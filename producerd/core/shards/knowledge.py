@@ -25,8 +25,8 @@ class KnownShards:
     flight may name closed shards.
 
     A stream can be deleted and made again with the same ids and other ranges.  That takes longer than
-    `CONTINUITY_SECONDS`, and nothing is stored meanwhile.  So the list is believed while records are stored at shorter
-    intervals.  After a longer silence it is in doubt until it is read again.
+    `CONTINUITY_SECONDS`, and nothing is stored meanwhile.  The list is therefore believed while records are stored at
+    shorter intervals.  After a longer silence it is in doubt until it is read again.
 
     ``aggregates``: whether the stream's rows become aggregates, which need the list.
     """
@@ -70,7 +70,7 @@ class KnownShards:
 
     @property
     def was_denied(self) -> bool:
-        """Whether the last reading was denied, which lasts until somebody grants the permission."""
+        """Whether the last reading was denied, which lasts until an operator grants the permission."""
         return self._wait.denied
 
     def is_denied(self, now: float) -> bool:

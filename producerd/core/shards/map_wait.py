@@ -30,7 +30,7 @@ class MapWait:
         self.error = ""
         """The reason why the last reading failed, or ""."""
         self.denied = False
-        """Whether the last reading was denied, which lasts until somebody grants the permission."""
+        """Whether the last reading was denied, which lasts until an operator grants the permission."""
         self.plain = False
         """Whether rows to be aggregated go as plain records, because no list came in time."""
         self._aggregates = aggregates

@@ -1,7 +1,7 @@
 """Times at which a stream's shards and its summary are read: soon if rows wait, and seldom enough for a fleet.
 
-The reader asks for the next time, and reports when a reading begins and how it ended.  Thousands of daemons may begin
-at once, and the service answers a limited number of calls.  So each delay is partly random, which spreads the daemons.
+The reader asks for the next time, and reports when a reading begins and how it ended.  Each delay is partly random,
+because thousands of daemons may begin at once and the service answers a limited number of calls.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from random import Random
 from typing import Final
 
 READINGS_PER_MINUTE: Final = 6
-"""Most readings in a minute while no rows wait.  ListShards allows 1,000 calls a second, and a split may wake hundreds
-of nodes at once."""
+"""Most readings in a minute while no rows wait.  ListShards allows 1,000 calls per second, and a split may wake
+hundreds of nodes at once."""
 AFTER_READING_SECONDS: Final = 2.5
 """Least delay after a successful reading, for each reading of the last minute.  The daemon follows a split soon, and
 reads a stream that keeps rousing suspicion about every 14 s."""
@@ -22,17 +22,17 @@ REFRESH_SECONDS: Final = 60.0
 ids."""
 AWAITED_SECONDS: Final = (2.0, 4.0)
 """Least and most time between the starts of two readings that fail for now, while rows wait.  2,000 daemons make 670
-calls a second.  Even where a stream answers only 100 of them, all daemons have their lists in half a minute."""
+calls per second.  Even where a stream answers only 100 of them, all daemons have their lists in half a minute."""
 FIRST_RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 30.0
 SUMMARY_SECONDS: Final = 3_600.0
 """Delay after the first reading of the summary, which doubles with each answer.  Nothing waits for a reading, and
-DescribeStreamSummary allows 20 calls a second in an account.  2,000 nodes with 30 streams would make 17 hourly."""
+DescribeStreamSummary allows 20 calls per second in an account.  2,000 nodes with 30 streams would make 17 hourly."""
 MOST_SUMMARY_SECONDS: Final = 86_400.0
 NOT_BY_KEY_SECONDS: Final = 600.0
 """Delay while callers are refused because of what the summary says, which an operator may change."""
 SUMMARY_SPREAD_SECONDS: Final = 15.0
-"""Time over which the nodes of a fleet that begin at once spread their first readings.  300 nodes make 20 a second."""
+"""Time over which nodes that begin at once spread their first readings.  300 nodes make 20 per second."""
 REFUSED_SECONDS: Final = ((15.0, 30.0), (60.0, 300.0), (1_800.0, 14_400.0), (7_200.0, 21_600.0))
 """Least and most delay after each refused reading in a row; the last pair also counts for further ones.
 
@@ -54,7 +54,7 @@ class ShardReadings:
         self._unreachable = False
 
     def next_time(self, *, wanted: bool, awaited: bool) -> float:
-        """Return when to read next: soon if a newer map is ``wanted`` or ``awaited`` by rows, else once a minute."""
+        """Return when to read next: once a minute, or soon if a newer map is ``wanted`` or ``awaited`` by rows."""
         if awaited and self._failures and self._awaited_at < inf:
             return self._awaited_at
         due = self._wanted_at if wanted else self._refresh_at

@@ -83,7 +83,7 @@ def accesses_of(config: Config) -> list[Access]:
 
 
 USER_AGENT: Final = f"producerd/{__version__} aiobotocore/{aiobotocore.__version__} Python/{python_version()}"
-"""The user agent, which CloudTrail shows.  botocore would assemble one for each request, in 40 us of CPU."""
+"""The user agent, which CloudTrail shows.  botocore would assemble one for each request, in 40 µs of CPU."""
 
 
 class AwsClient:
@@ -367,4 +367,4 @@ def _is_proxy(text: str) -> bool:
 
 _REGION: Final = "AWS_REGION"
 """The region's variable in containers and AWS's other SDKs; botocore itself reads only AWS_DEFAULT_REGION."""
-_UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # else botocore would look for credentials
+_UNSIGNED: Final = AioConfig(signature_version=UNSIGNED)  # otherwise botocore would look for credentials

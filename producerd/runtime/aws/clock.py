@@ -1,8 +1,8 @@
 """ServiceClock: the time of the service, learned from its answers when this machine's clock is wrong.
 
-AWS refuses a signature whose time is off by more than five minutes, and botocore signs with the machine's time.  So the
-daemon learns the difference from the Date header of the first refusal, and signs later requests with the service's
-time.
+AWS refuses a signature whose time is off by more than five minutes, and botocore signs with the machine's time.  The
+daemon therefore learns the difference from the Date header of the first refusal, and signs later requests with the
+service's time.
 """
 
 from __future__ import annotations

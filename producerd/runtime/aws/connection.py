@@ -159,7 +159,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self.state is ConnectionState.ASKED:
             self._headers, self._body = {}, bytearray()
-        else:  # nobody has asked for this one
+        else:  # it answers no request
             self.state = ConnectionState.SPENT
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -191,7 +191,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.state is not ConnectionState.ASKED or self._parser.get_status_code() < 200:
             return  # an interim response comes before the answer
-        # TLS reports its own buffer alone, so each transport is asked.
+        # TLS reports only its own buffer, so each transport is asked.
         all_sent = all(transport.get_write_buffer_size() == 0 for transport in self._transports)
         serves_again = all_sent and self._parser.should_keep_alive()
         self._deliver(self._decoded_body(), ConnectionState.IDLE if serves_again else ConnectionState.SPENT)

@@ -1,7 +1,7 @@
 """RenewedCredentials: credentials to sign with, renewed before they expire and after the service refuses them.
 
 They come from AWS's standard chain and, if a role is set, from assuming that role.  If credentials say when they
-expire, botocore refreshes them in time.  But it reads a file or the environment only once in a client's life.  So the
+expire, botocore refreshes them in time.  But it reads a file or the environment only once in a client's life, and the
 service would refuse keys that were rotated there until the daemon restarts.
 
 After a refusal or a failure, a new session therefore walks the whole chain again, at most every few seconds.
@@ -182,7 +182,7 @@ class RenewedCredentials:
     async def _resolved(self) -> Any:
         source = await self._resolve()
         if isinstance(source, RefreshableCredentials):
-            internals.tell_time(source, self._clock.now)  # else new credentials look expired to a clock that is ahead
+            internals.tell_time(source, self._clock.now)  # otherwise new ones look expired to a clock that is ahead
             internals.raise_each_failure(source)
         return source
 

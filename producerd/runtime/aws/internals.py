@@ -1,6 +1,6 @@
 """The only place that uses private names of aiobotocore and botocore.
 
-These names may disappear in any release.  So pyproject.toml caps aiobotocore at the tested minor version, which
+Because these names may disappear in any release, pyproject.toml caps aiobotocore at the tested minor version, which
 pins botocore.  `check` looks for the names when the daemon starts.
 """
 

@@ -1,8 +1,8 @@
 """What a message may say of an error that came from a source of credentials, such as STS, a profile or a process.
 
 The error's own text may quote a secret.  botocore's parser quotes the body of an answer that it cannot read, and a
-process may print anything.  So no text of a source is copied.  `words_of` writes a sentence of its own, from the
-error's type, numbers, botocore's templates, and names that it recognises.
+process may print anything.  The daemon therefore copies no text of a source: `words_of` writes a sentence of its own,
+from the error's type, numbers, botocore's templates, and names that it recognises.
 """
 
 from __future__ import annotations

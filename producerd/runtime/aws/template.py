@@ -1,8 +1,8 @@
 """RequestTemplate: a PutRecords that botocore built and signed, from which further requests are made.
 
 botocore builds every request from nothing: it resolves the host by rules, and the headers by events.  But requests to
-one stream differ only in body, digest, format, date and signature.  So botocore builds the first one (`build_request`),
-and the daemon reuses its headers.  That takes a sixth of the CPU.
+one stream differ only in body, digest, format, date and signature.  botocore therefore builds the first one
+(`build_request`), and the daemon reuses its headers.  That takes a sixth of the CPU.
 
 The daemon signs by itself only if this reproduces botocore's signature of the first request, byte for byte.
 """
@@ -90,7 +90,7 @@ class RequestTemplate:
 class SigV4:
     """A signer of POSTs to one URL without a query (AWS IAM user guide, "Create a signed AWS API request").
 
-    It keeps the signing key, which holds for a day.
+    It keeps the signing key, which is valid for a day.
     """
 
     __slots__ = ("_credentials", "_day", "_host", "_key", "_path", "_region", "_service")
