@@ -1,10 +1,10 @@
 """Arrow record batches become frames of bounded size without a look at any row, and so do lists of plain records.
 
 A `Batch` keeps Arrow's own offset and value buffers, and a frame is a slice of each.  Arrow's offsets are the prefix
-sums of the lengths.  So binary search finds where to cut, in O(log rows) steps and without a copy.
+sums of the lengths, so binary search finds where to cut, in O(log rows) steps and without a copy.
 
 One vectorised call of Arrow copies each column of another layout (dictionaries, views, numbers), and each column with
-nulls, as the slot of a null may hide bytes that must not be sent.  64-bit offsets are copied slice by slice.
+nulls, because the slot of a null may hide bytes that must not be sent.  64-bit offsets are copied slice by slice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Batch:
     """The rows of one record batch, ready to be cut: ``data``, and keys and hash keys if the batch has them.
 
     Keys and hash keys may be of any type that Arrow can write as text.  Nulls, and the rows of a missing key column,
-    are sent with length 0.  ``data`` must be text or bytes, else the constructor raises BadColumn.  Its nulls are
+    are sent with length 0.  ``data`` must be text or bytes, otherwise the constructor raises BadColumn.  Its nulls are
     marked, and the daemon refuses them.
     """
 
@@ -143,7 +143,7 @@ class PlainRows:
 
 
 class _Column:
-    """A column of text or bytes in Arrow's layout.  Nulls become empty, as their slots may hold anything."""
+    """A column of text or bytes in Arrow's layout.  Nulls become empty, because their slots may hold anything."""
 
     def __init__(self, array: pa.Array) -> None:
         if array.null_count:
@@ -218,6 +218,6 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _holds_bytes(kind: Any) -> bool:
-    # Types are compared by name, as pyarrow has views since 16 and a cluster's may be older.
+    # Types are compared by name, because pyarrow has views since 16 and a cluster's may be older.
     name = str(kind.value_type if str(kind).startswith("dictionary<") else kind)
     return name in PLAIN or name in ("string_view", "binary_view") or name.startswith("fixed_size_binary[")

@@ -59,7 +59,8 @@ class Lost(Exception):
 def socket_paths(argument: str | None = None, configured: str | None = None) -> tuple[str, ...]:
     """Return the paths at which to look for the daemon.
 
-    That is the argument, else PRODUCERD_SOCKET, else Spark's `spark.producerd.socket`, else both usual places.
+    The first that is set: the argument, PRODUCERD_SOCKET, Spark's `spark.producerd.socket`; otherwise both usual
+    places.
     """
     named = argument or os.environ.get("PRODUCERD_SOCKET") or configured
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -235,7 +236,7 @@ class Channel:
                 raise _admin_socket(self.path) from None
             raise
         if header.type is MessageType.BODY:
-            raise ProtocolError("BODY from the daemon")  # raised before it arrives, as its length has no bound
+            raise ProtocolError("BODY from the daemon")  # raised before it arrives: its length has no bound
         end = frames.HEADER.size + header.payload_bytes
         if len(self._received) < end:
             return None
@@ -273,7 +274,7 @@ class Channel:
 def greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, frames.Welcome]:
     """Return a channel to the daemon at this path, and its WELCOME.
 
-    Raises OSError if nobody listens there, Late without an answer before the deadline, and Lost if the daemon ends.
+    Raises OSError if no process listens there, Late without an answer before the deadline, and Lost if the daemon ends.
     """
     channel = Channel(path)
     try:

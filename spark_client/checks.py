@@ -1,6 +1,6 @@
 """Checks whether a cluster is ready to write: a small Spark job asks every executor, and one error names all problems.
 
-The job has one task for each slot, which is Spark's default, and each task holds its slot for a moment.  So every
+The job has one task for each slot, which is Spark's default.  Each task holds its slot for a moment, so that every
 executor that is there now gets one.  No task fails, and none needs more than Python.  A plain UDF does not use Arrow,
 which may be missing.
 """
@@ -102,7 +102,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ClusterCheck:
-    """A cluster that is ready to write, shown as one line for each executor: a table in a notebook, else text."""
+    """A cluster that is ready to write, shown as one line for each executor: a table in a notebook, otherwise text."""
 
     stream: str | None
     driver: Installed
@@ -277,7 +277,7 @@ def _error(problems: Mapping[Problem, Sequence[str]]) -> ProducerdError:
     """Return the worst problem's error, with a line for each problem that says where it is."""
 
     def rank(problem: Problem) -> int:
-        if problem.code == Code.SPECULATION_ENABLED:  # last, as an option allows it
+        if problem.code == Code.SPECULATION_ENABLED:  # last, because an option allows it
             return len(WORST_FIRST) + 1
         return WORST_FIRST.index(problem.code) if problem.code in WORST_FIRST else len(WORST_FIRST)
 
@@ -363,7 +363,7 @@ def _ask_daemon(executor: ExecutorCheck, plan: Plan) -> ExecutorCheck:
 def memory_of(own: OwnDaemon) -> str:
     """Return what a daemon that tasks start needs of the executor's memory, and whether its container has that.
 
-    Spark's default of ``spark.executor.memoryOverhead`` is 384 MiB, or a tenth of the heap if that is more.
+    Spark's default of ``spark.executor.memoryOverhead`` is 384 MiB, or 10 % of the heap if that is more.
     """
     daemon_bytes, heap_bytes, container_bytes = own.memory_bytes, own.heap_bytes(), container_limit_bytes()
     overhead_bytes = max(LEAST_OVERHEAD_BYTES, heap_bytes // 10) + daemon_bytes

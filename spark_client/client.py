@@ -6,8 +6,9 @@ record is stored.  With ``on_disconnect="deliver"`` the node's daemon delivers w
 dies.  A daemon that this process has started ends with it, 3 s later.
 
 One thread owns the connection.  Callers of any thread hand it steps and wait until these end.  Between steps it settles
-the acknowledgements that arrive.  So a caller that is interrupted, or whose time-out passes, never leaves a message
-half-sent.  Callbacks of futures run in that thread.  A call from there is refused, as it would wait for itself.
+the acknowledgements that arrive.  A caller that is interrupted, or whose time-out passes, therefore never leaves a
+message half-sent.  Callbacks of futures run in that thread.  A call from there is refused, because it would wait for
+itself.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from spark_client.session import ANSWER_SECONDS, LOG, warn
 from spark_client.tally import Tally
 
 LOCK_SECONDS: Final = 5.0
-"""Nobody holds the lock for longer than a moment."""
+"""No thread holds the lock for longer than a moment."""
 CLOSED: Final = "the client was closed before the acknowledgement"
 
 
@@ -160,8 +161,8 @@ class KinesisClient:
         """Hand one record over; wait while there is no room for it.
 
         Records that are put while a frame is on its way to the daemon go with the next one, all at once.  A lone record
-        goes at once.  So a record may wait in this process, of which at most one frame for each stream does; the
-        future's ``taken`` is 1 as soon as the daemon has it.
+        goes at once.  Up to one frame of records for each stream may wait in this process; the future's ``taken`` is 1
+        as soon as the daemon has the record.
 
         Args:
             data: The payload.  Text is sent as UTF-8.
@@ -225,7 +226,7 @@ class KinesisClient:
         return self._owner.put(name, rows, timeout_seconds)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Have everything sent without lingering, and wait until every record that was put so far is stored.
+        """Have everything sent without lingering, and wait until every record that was already put is stored.
 
         Args:
             timeout_seconds: How long to wait; None waits forever.
@@ -420,7 +421,7 @@ class _ConnectionThread:
             self._room.notify_all()
         connection = self._connection
         if connection is not None:
-            connection.abandon()  # else the thread may wait for room there
+            connection.abandon()  # otherwise the thread may wait for room there
         self._wake()
 
     def hasten(self) -> None:

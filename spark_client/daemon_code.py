@@ -45,8 +45,8 @@ class DaemonCode(NamedTuple):
 def find(command: Sequence[str], folder: Path) -> DaemonCode:
     """Return what runs the daemon here.
 
-    ``command`` is the one of the settings, or empty.  ``folder`` is for a pex whose own folder nobody may write.
-    Raises ConfigurationError if Spark's files have a pex, but none for this release, this machine and its Pythons.
+    ``command`` comes from the settings, or is empty.  ``folder`` is for a pex whose own folder is read-only.  Raises
+    ConfigurationError if Spark's files have a pex, but none for this release, this machine and its Pythons.
     """
     if command:
         return DaemonCode(command, {})

@@ -1,11 +1,11 @@
 """Spark 4's data source for ``df.write.format("producerd")`` and ``df.writeStream.format("producerd")``.
 
 Each task sends its partition as `KinesisBatchWriter`'s tasks do, and commits with its report.  The driver's commit sums
-the reports up and raises if rows failed.  So Spark repeats the batch for failed rows, and never a task alone.
+the reports up and raises if rows failed: Spark repeats the batch for failed rows, and never a single task.
 
-Spark runs these classes in Python processes of its own, next to the driver and on the executors, without a session.  So
-they use nothing that `KinesisBatchWriter` reads or sets there, such as ``spark.producerd.socket`` or the size of Arrow
-batches.  The exception is ``spark.speculation``: a task can see it, and refuses it before it sends a row.
+Spark runs these classes in Python processes of its own, next to the driver and on the executors, without a session.
+They therefore use nothing that `KinesisBatchWriter` reads or sets there, such as ``spark.producerd.socket`` or the size
+of Arrow batches.  The exception is ``spark.speculation``: a task can see it, and refuses it before it sends a row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ONLY_WRITES: Final = (
 OF_TABLES: Final = (
     "A table USING producerd needs its columns, and each INSERT INTO its options, WITH ('stream' = 'NAME')"
 )
-"""What to give instead, as Spark does not hand on what stands in OPTIONS (...)."""
+"""What to give instead, because Spark does not hand on what stands in OPTIONS (...)."""
 _CAMEL: Final = {option.name: option.camel for option in OPTIONS}
 OPTION: Final = {column: _CAMEL[OPTION_OF.get(column, column)] for column in (KEY, DATA, HASH_KEY, STREAM)}
 """The option that names each column."""

@@ -1,8 +1,8 @@
 """Rows that can never be stored go to a Parquet file of their task, so that a batch can succeed without them.
 
 A task gathers such rows in a file without a name, on its own disk, and copies it to its place when all other rows are
-stored.  So a file is there whole or not at all.  Its name is the same when Spark repeats the task or the batch, and
-the repeat replaces it.  No other write has that name, or it would replace rows that nobody has any more.
+stored.  A file is therefore there whole or not at all.  Its name is the same when Spark repeats the task or the batch,
+and the repeat replaces it.  No other write has that name, or it would replace the only copy of rows.
 
 The place is a URI: ``file:///folder``, or ``s3://bucket/prefix`` with the parameters of Arrow's own URIs.
 """
@@ -60,7 +60,7 @@ _FAILED_UPLOADS: Final[list[Any]] = []
 
 
 class Place(NamedTuple):
-    """Where the files of diverted rows are: in a folder if ``bucket`` is empty, else under a prefix in S3."""
+    """Where the files of diverted rows are: in a folder if ``bucket`` is empty, otherwise under a prefix in S3."""
 
     bucket: str
     prefix: str
@@ -250,8 +250,8 @@ def name_of_call(
     """Return what the names of a write's files begin with.
 
     In a query that is the query, the batch, the write by its stream and columns (``write`` is any text that differs if
-    these do), and how often the batch has made this write before.  A repeat of the batch has the same names, as it is
-    made in another run.  Where any of this is unknown nobody can say which write repeats which, and each has a name of
+    these do), and how often the batch has made this write before.  A repeat of the batch has the same names, because it
+    is made in another run.  Where any of this is unknown, repeats cannot be recognised, and each write has a name of
     its own.
     """
     if query_id and batch_id is not None and _is_run(run_id):

@@ -25,7 +25,7 @@ Row = tuple[bytes, Optional[bytes], Optional[bytes]]
 RUNNING: Final = "RUNNING"
 FINISHED: Final = "FINISHED"
 _waiting: Final = threading.Lock()
-"""Guards the moment when somebody begins to wait for a `RecordFuture`, against its end."""
+"""Guards the moment when a caller begins to wait for a `RecordFuture`, against its end."""
 
 
 Kinds = dict[tuple[str, str, str, bool], int]
@@ -116,7 +116,7 @@ class CallFuture(PutFuture):
 class RecordFuture(PutFuture):
     """The future of a record that was put alone.
 
-    Most of many such futures are never waited for one by one, so each makes its lock when somebody does.
+    Most of many such futures are never waited for one by one, so each makes its lock when a caller does.
     """
 
     _state = RUNNING

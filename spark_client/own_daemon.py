@@ -1,4 +1,4 @@
-"""A daemon that a task starts where nobody can install one: one for each executor and its settings.
+"""A daemon that a task starts where none can be installed: one for each executor and its settings.
 
 Its owner is the JVM above the Python worker, or in plain Python the process itself.  It ends with its owner, and when
 it has been idle for long (`producerd.runtime.leaving`).  decisions/0011 says why each step is as it is.
@@ -35,13 +35,13 @@ PROC: Final = Path("/proc")
 FOLDERS: Final = Path("/tmp")
 """Where the folders of sockets are.  TMPDIR may differ between workers, and be too long for a socket's path."""
 NAMES: Final = 10
-"""How many names a folder may have, as somebody else may have taken the first ones."""
+"""How many names a folder may have, because another user may have taken the first ones."""
 LOOK_SECONDS: Final = 0.02
 HELLO: Final = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, start")
 NOT_ITS: Final = ("PYTHON", "PEX_", "PRODUCERD_", "NOTIFY_SOCKET", "LISTEN_")
-"""What the names of variables begin with that are meant for this process and not for a daemon that it starts."""
+"""Prefixes of variables that are meant for this process and not for a daemon that it starts."""
 FORK_TWICE: Final = 'umask 077; "$@" >&2 & echo $!'
-"""The shell's script: the daemon writes to the log alone, what it makes is private, and the shell says its id."""
+"""The shell's script: the daemon writes only to the log, what it makes is private, and the shell says its id."""
 MOST_LINE_CHARACTERS: Final = 500
 FIRST_ERRORS: Final = ("producerd: ", "Failed to find compatible interpreter")
 """What an error on stderr begins with, if it is the daemon's, or pex's where its packages are for another machine."""
@@ -91,7 +91,7 @@ class OwnDaemon:
             text = f"daemon={{...}}: no folder for its socket on host {socket.gethostname()}: {error}"
             raise ConfigurationError([text]) from None
         self._socket = str(self._folder / "producerd.sock")
-        self._sets = self._folder / "sets"  # only while the daemon starts; `ps` shows arguments to everybody
+        self._sets = self._folder / "sets"  # only while the daemon starts; `ps` shows arguments to all users
         self.paths: Sequence[str] = (self._socket,)
         self.log = _log_folder(owner, self._folder) / f"{name}.log"
 
@@ -110,7 +110,7 @@ class OwnDaemon:
         began = time.monotonic()
         deadline = began + self._start_timeout_seconds
         with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)  # somebody has cleaned up since
+            self._folder.mkdir(mode=0o700)  # it may have been cleaned up since
         with _Lock(self._folder / "lock", deadline) as lock:
             if not lock.held:
                 raise self._late("another task is starting it")
@@ -211,7 +211,7 @@ class OwnDaemon:
                 # Another one may serve there by now: one that a task had started that was then killed.
                 return "" if self._serves(deadline) else _first_error(self.log, start) or "it said nothing"
             if time.monotonic() >= deadline:
-                os.kill(process.pid, signal.SIGTERM)  # else each attempt would leave one more
+                os.kill(process.pid, signal.SIGTERM)  # otherwise each attempt would leave one more
                 raise self._late(_first_error(self.log, start) or "it has said nothing")
             time.sleep(LOOK_SECONDS)
         return ""
@@ -339,7 +339,7 @@ def _is_private(path: Path) -> bool:
 
 
 def _log_folder(owner: Process, folder: Path) -> Path:
-    """Return where the executor's own logs are, or else the folder of the socket.
+    """Return where the executor's own logs are, otherwise the socket's folder.
 
     YARN names it in LOG_DIRS.  A standalone worker runs each executor in a folder of its own, with its stderr.
     """

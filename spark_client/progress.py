@@ -1,8 +1,8 @@
 """The driver shows of a write that takes long how many rows are stored, which tasks still run, and what holds them.
 
-A task that waits writes its reason to an executor's log, where few users look first.  So the driver counts the tasks in
-Spark's own status store, and their rows in an accumulator.  If a daemon answers at the driver's own paths, the driver
-asks it for the cause.
+A task that waits writes its reason to an executor's log, where few users look first.  The driver therefore counts the
+tasks in Spark's own status store, and their rows in an accumulator.  If a daemon answers at the driver's own paths, the
+driver asks it for the cause.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DESCRIPTION: Final = "spark.job.description"
 FULL: Final = "the queue is at its limit: "
 """How the reason begins where the queue is full.  A line of a terminal has no room to say it twice."""
 MOST_TASKS: Final = 200
-"""Tasks whose hosts are looked up at most, as each takes several calls of the JVM."""
+"""Tasks whose hosts are looked up at most, because each takes several calls of the JVM."""
 
 
 def _name_of(plan: Plan) -> str:
@@ -215,7 +215,7 @@ class _TerminalLine:
         sys.stderr.flush()
 
     def close(self) -> None:
-        if self._is_drawn:  # else the caller's own text stands there
+        if self._is_drawn:  # otherwise the caller's own text stands there
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 

@@ -37,7 +37,7 @@ SLOW_SECONDS: Final = 30.0
 LOG_AGAIN_SECONDS: Final = 300.0
 """The log reports a wait after the same times as the daemon reports to a blocked caller."""
 LONG_WAIT_SECONDS: Final = 0.25
-"""The shortest wait that counts, as a loop of puts has thousands of short ones."""
+"""The shortest wait that counts, because a loop of puts has thousands of short ones."""
 SILENT_SECONDS: Final = 360.0
 """How long a daemon is silent before the log says so.  It must exceed the 5 minutes between reports of no room."""
 
@@ -45,7 +45,8 @@ SILENT_SECONDS: Final = 360.0
 def warn(text: str, *values: object) -> None:
     """Log a warning, whatever a handler raises: the session must not end by it.
 
-    A handler that sends the log by way of a `KinesisClient` raises, as the client refuses calls from its own thread.
+    A handler that sends the log by way of a `KinesisClient` raises, because the client refuses calls from its own
+    thread.
     """
     with contextlib.suppress(Exception):
         LOG.warning(text, *values, stacklevel=2)
@@ -311,7 +312,7 @@ class DaemonSession:
         return next(iter(self._backlog.sent.values())).stream
 
     def _window_has_room(self, layout: Layout) -> bool:
-        """Return whether the frame fits the window, as one frame alone always does.
+        """Return whether the frame fits the window, as a single frame always does.
 
         Without a window acknowledgements would pile up, or both sides would block writing.
         """
@@ -370,7 +371,7 @@ class DaemonSession:
             self._opening = {name: number for name, number in self._opening.items() if number != message.stream_id}
         elif isinstance(message, frames.Blocked):
             self._wait_time.reasons.told(message.reason)
-            if message.seconds:  # else it is the answer to a question
+            if message.seconds:  # otherwise it is the answer to a question
                 name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
                 warn("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
         elif isinstance(message, frames.Draining):

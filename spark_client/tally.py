@@ -38,7 +38,7 @@ class _Failure:
 
 @dataclass
 class Tally:
-    """A count of how the rows put so far ended.
+    """A count of how the rows put until now ended.
 
     - ``taken``: rows that a daemon took, of which ``records`` have ended.
     - ``payload_bytes``: the keys, data and hash keys of the ``stored`` rows.

@@ -6,8 +6,8 @@ fails only where another attempt may help, as without a daemon or without room, 
 Rows that are not STORED are in the report instead.  The daemon has tried them as often as makes sense, and another
 attempt would only store the partition's good rows once more.
 
-This code runs on the executors.  Its functions stand at the module's top and get plain values.  So they are pickled by
-reference, and work from an installed wheel as from a zip that ``--py-files`` ships.
+This code runs on the executors.  Its functions stand at the module's top and get plain values, so that they are pickled
+by reference, and work from an installed wheel as from a zip that ``--py-files`` ships.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TIMEOUTS: Final = {
 
 
 class Plan(NamedTuple):
-    """What each task must know, in plain values, as it travels to the workers."""
+    """What each task must know, in plain values, because it travels to the workers."""
 
     stream: str | None  # None if each row names its own
     socket: str | None = None
@@ -265,7 +265,7 @@ def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: i
 def _refusal(connection: Connection, stream: str | None, timeout_seconds: float | None) -> frames.RowCode | None:
     """Return why no row can go to this stream, if none can.
 
-    The report names such rows, as another attempt would only store the other streams' rows again.
+    The report names such rows, because another attempt would only store the other streams' rows again.
     """
     if not stream:
         return NO_STREAM

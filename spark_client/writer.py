@@ -1,8 +1,8 @@
 """Writes a DataFrame's rows to Kinesis, through the daemon of each executor's node.
 
 `KinesisBatchWriter` (for ``foreachBatch``) and `write_batch` return only when the daemon has acknowledged every record,
-and Spark commits the batch only then.  Otherwise they raise one clear line, and Spark repeats the batch.  So every row
-is stored at least once.
+and Spark commits the batch only then.  Otherwise they raise a one-line error, and Spark repeats the batch: every row is
+stored at least once.
 
 The driver selects the columns to send and runs one ``mapInArrow`` job.  Each of its tasks opens one connection, sends
 its Arrow batches as they are, and yields one small row that says how its records ended (`spark_client.task`).
@@ -74,7 +74,7 @@ class KinesisBatchWriter:
             /run/producerd/producerd.sock.
         null_key: "spread": a record without a key may go to any shard.
         on_bad_record: What to do with a record that can never be stored.  "fail" refuses its frame, and the batch
-            fails; "skip" leaves out this record alone and lists it in the result; "divert" also writes it to a Parquet
+            fails; "skip" leaves out only this record and lists it in the result; "divert" also writes it to a Parquet
             file of its task.
         divert_to: Where "divert" writes: ``s3://bucket/prefix`` or ``file:///folder``.
         put_timeout_seconds: How long a task waits for room in the queue; None waits forever.
@@ -124,7 +124,7 @@ class KinesisBatchWriter:
         self.last_result: BatchResult | None = None
         self.results: deque[BatchResult] = deque(maxlen=KEPT_RESULTS)
         self._row_bytes = 0.0
-        self._configured: Mapping[str, Any] | None = None  # read once, as it takes a call for each entry
+        self._configured: Mapping[str, Any] | None = None  # read once, because it takes a call for each entry
         self._options = WriterOptions(
             stream=stream,
             partition_key=partition_key,
