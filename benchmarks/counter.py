@@ -1,4 +1,4 @@
-"""Count the work of a piece of code: instructions under `benchmarks.instructions.qemu`, else nanoseconds of CPU time.
+"""Count the work of a piece of code: instructions under `benchmarks.instructions.qemu`, otherwise CPU nanoseconds.
 
 Under qemu, SHA-256 is not computed but charged at the rate of processors with SHA instructions.  The processor that
 qemu emulates has none, and 28 instructions per byte would hide everything else.
@@ -86,4 +86,4 @@ class _Sha256:
 
 
 if FILE_VARIABLE in os.environ:
-    hashlib.sha256 = _Sha256  # type: ignore[assignment] # before anybody imports it from there
+    hashlib.sha256 = _Sha256  # type: ignore[assignment] # before any module imports it from there

@@ -49,7 +49,7 @@ def java() -> str:
 
 
 def _jdk() -> Path:
-    """Return the home of a Java with a compiler: JAVA_HOME, or else the JDK of the javac on PATH."""
+    """Return the home of a Java with a compiler: JAVA_HOME, or the JDK of the javac on PATH."""
     home = os.environ.get("JAVA_HOME", "")
     if home and Path(home, "bin", "javac").exists():
         return Path(home)

@@ -5,8 +5,8 @@ one shard, so any hash of a producer is right.  A thread for each connection rea
 than an event loop.
 
 It counts records, also the ones in KPL aggregates.  Each must begin with `MARK`.  It writes the certificate of an
-authority, which clients trust, to the file `CERTIFICATE` in the given directory.  It prints its port, and the number of
-records so far for each line on stdin::
+authority, which clients trust, to the file `CERTIFICATE` in the given directory.  It prints its port, and for each line
+on stdin the number of records until now::
 
     python -m benchmarks.sink DIRECTORY
 """

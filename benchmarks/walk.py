@@ -2,8 +2,8 @@
 
 Sessions, stream, dispatcher and core are the daemon's own, on asyncio's event loop.  There are stand-ins for four
 things.  Clients have their bytes ready.  Kinesis takes CBOR and answers after `ANSWER_SECONDS`; its answers are read as
-usual.  Worker threads do their work on the spot.  The clock advances only while there is nothing to do.  So the same
-walk takes the same steps each time.  The work of clients and of Kinesis is not counted.
+usual.  Worker threads do their work on the spot.  The clock advances only while there is nothing to do, so that the
+same walk takes the same steps each time.  The work of clients and of Kinesis is not counted.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Walk:
         )
         self.room_bytes = int(_QUEUE_BYTES * case.queued_share) // case.sessions
         self.rules = SessionRules(
-            # So the queue's limit decides how much waits, in walks with a full queue.
+            # In walks with a full queue, the queue's limit decides how much waits.
             window_bytes=max(_NODE.session_window_bytes, self.room_bytes),
             window_frames=_NODE.session_window_frames if not case.queued_share else 1_000,
             max_frame_bytes=largest,

@@ -1,7 +1,7 @@
 """The environments of ``./dev``: `.venv`, one for each Python of ``--python``, and one for each other Spark.
 
 An environment holds the packages of one lock, checked by hash, a Java for Spark, and the path of this tree.  Its stamp
-is written last.  So a set-up starts from the beginning if it was interrupted, or if its lock, Python or folder changed.
+is written last: a set-up starts from the beginning if it was interrupted, or if its lock, Python or folder changed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def choose_java(env: dict[str, str], versions: Collection[int], own: Path) -> None:
-    """Leave in `env` a Java of one of these versions: JAVA_HOME's, else the one on PATH, else the one in `own`."""
+    """Leave in `env` a Java of one of these versions: the first of JAVA_HOME's, PATH's and the one in `own`."""
     if home := env.pop("JAVA_HOME", ""):
         version = java_version(Path(home, "bin", "java"))
         if version in versions:

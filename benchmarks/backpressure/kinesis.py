@@ -1,6 +1,6 @@
 """Run the fake Kinesis with the limits of real shards, and count each stored record without keeping it.
 
-The process prints its URL.  For each line on stdin it prints, as a line of JSON, how often records were stored so far::
+The process prints its URL.  For each line on stdin it prints, as a line of JSON, how often records have been stored::
 
     python -m benchmarks.backpressure.kinesis SHARDS RECORDS
 """

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev bench client", description="Records a second of one program.")
+    parser = argparse.ArgumentParser(prog="./dev bench client", description="Records per second of one program.")
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     parser.add_argument("--records", type=at_least(LEAST_RECORDS), default=RECORDS, help=f"in each run ({RECORDS:,})")
     return parser

@@ -198,7 +198,7 @@ class Bench:
             f"sink {best.sink_cpu_ns:,.0f}, client {best.client_cpu_ns:,.0f}"
         )
         if best.sink_cpu_ns > best.cpu_ns:
-            self.say("  THE SINK NEEDS MORE THAN THE DAEMON: records a second are the sink's")
+            self.say("  THE SINK NEEDS MORE THAN THE DAEMON: records per second are the sink's")
         return best, peak
 
     def run(self, daemon: Child, putting: Child, records: int) -> Run:
@@ -262,7 +262,7 @@ def bench(
 ) -> Iterator[Bench]:
     """Start the sink and what daemons need, and end all of it after the block.  Raise `ChildFailed`.
 
-    The sink is not AWS's host.  So the setting says that the daemon speaks CBOR, as it does to AWS.
+    The sink is not AWS's host, so the setting makes the daemon speak CBOR, as it does to AWS.
     """
     with folder() as work, Children(work, environment(work)) as children:
         sink = children.start("sink", ["-m", "benchmarks.sink", str(work)])

@@ -56,7 +56,7 @@ def draw(kept: RowRecord, folder: Path) -> Path:
     with matplotlib.rc_context({"svg.hashsalt": "producerd", "svg.fonttype": "none", "font.size": 8}):
         drawn = io.StringIO()
         _picture(kept).savefig(drawn, format="svg", metadata={"Date": None})
-    # A tenth of a point suffices, and makes the file a third smaller.
+    # One decimal suffices, and makes the file a third smaller.
     text = re.sub(r"\d+\.\d{2,}", lambda number: f"{float(number[0]):.1f}", drawn.getvalue())
     path.write_text(re.sub("^ +", "", text, flags=re.MULTILINE))
     return path

@@ -166,7 +166,7 @@ def _jobs(nodes: list[ScrapedDaemon]) -> Iterator[Pace]:
                     if pace.phase in CALM:
                         pace.ended.wait(FRAME_RECORDS / CALM_RECORDS_PER_SECOND)
             except ProducerdError:
-                if not pace.ended.is_set():  # else it was abandoned
+                if not pace.ended.is_set():  # otherwise it was abandoned
                     raise
 
         def odd(node: ScrapedDaemon, stream: str, columns: Columns) -> None:

@@ -1,9 +1,8 @@
 """Put frames one after the other and wait for each acknowledgement, alone and under load.
 
-Other work on the machine lengthens these times, above all the highest ones.  So each run also measures bare round trips
-between the cases: a few bytes over a unix socket, and a PutRecords of one record over TLS to the same sink.  The load
-is
-a client in a process of its own, which puts half as many frames per second as it could.
+Other work on the machine lengthens these times, above all the highest ones.  Each run therefore also measures bare
+round trips between the cases: a few bytes over a unix socket, and a PutRecords of one record over TLS to the same sink.
+The load is a client in a process of its own, which puts half as many frames per second as it could.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Endpoint:
         self._ask("settings", {"uplink_bytes_per_second": 0 if never else None})
 
     def stored(self) -> int:
-        """Return the number of stored Kinesis records so far."""
+        """Return the number of stored Kinesis records."""
         found: int = self._ask("counters")["results"].get("stored", 0)
         return found
 

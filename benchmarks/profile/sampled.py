@@ -1,11 +1,12 @@
 """Serve as ``producerd serve`` does, and sample what the event loop's thread works on.
 
 The kernel sends a signal after each `SAMPLE_SECONDS` of the process's CPU time.  Python runs the handler behind the
-call that was running, in the frame that made it.  So the time of a call into C counts for the line that calls it::
+call that was running, in the frame that made it.  The time of a call into C therefore counts for the line that calls
+it::
 
     python -m benchmarks.profile.sampled FILE serve --set=...
 
-At each line on stdin the samples so far are written to FILE, and counting begins again.
+For each line on stdin it writes the samples to FILE, and begins to count again.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stock aiobotocore, at most 500 or 4 MB in a request, and 16 requests in flight i
 reports
 the number of its records.  It has no queue, shards, pacing or retries, and ends at a failed record.
 
-A record is `HEAD` (the lengths of key and data), key and data.  A `HEAD` of zeros asks to send everything so far::
+A record is `HEAD` (the lengths of key and data), key and data.  A `HEAD` of zeros asks to send everything before it::
 
     python -m benchmarks.rivals.naive SOCKET ENDPOINT_URL STREAM
 """

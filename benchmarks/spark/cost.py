@@ -4,7 +4,7 @@ The kernel charges user and system time to all processes below the JVM, in nanos
 and after a run, in the same way for every path.  These processes are pyspark's daemon, the workers that it forks, and
 the ones that plan and commit a Python data source.  The driver's own Python is above the JVM and does not count.
 
-So the time includes everything that a worker does: reading from the JVM, unpickling or taking Arrow, the work itself,
+The time includes everything that a worker does: reading from the JVM, unpickling or taking Arrow, the work itself,
 writing the answer, and creating a boto3 client in each partition.  It does not include the start of workers and their
 imports, because each path first runs once on few rows.
 """
@@ -30,7 +30,7 @@ class Process(NamedTuple):
 
 
 def workers_cpu_seconds(jvm_pid: int) -> float:
-    """Return the CPU time of all processes below the JVM so far, including ended ones."""
+    """Return the CPU time until now of all processes below the JVM, including ended ones."""
     everybody = list(_processes())
     below = [process for process in everybody if process.pid == jvm_pid]
     for parent in below:  # the list grows meanwhile

@@ -1,7 +1,7 @@
 """A server at the end of every path, which answers PutRecords at once with success and counts the records.
 
 It stores and checks nothing, so that it is not a bottleneck for any path.  The stream has one shard.  The server prints
-its port, and answers a GET with the number of records so far::
+its port, and answers a GET with the number of records until now::
 
     python -m benchmarks.spark.sink
 """

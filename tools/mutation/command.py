@@ -2,7 +2,7 @@
 
 Each fault is planted alone, in a copy of the tree.  Of the tests that reach it, first run the ones in files that import
 the module, then the others of its package, then the ones that run a whole daemon, until one fails.  A fault that no
-test notices survives: either a test is missing, or the fault changes nothing that anybody could see.  The second kind
+test notices survives: either a test is missing, or the fault changes nothing visible.  The second kind
 stands in ``tools/equivalents.toml``, with the reason.
 """
 

@@ -1,4 +1,4 @@
-"""The small faults that can be planted in a module, and those that nobody could see."""
+"""The small faults that can be planted in a module, and those that change nothing."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def runs_without(statement: ast.stmt, function: str) -> bool:
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign():
             return bool(function)
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            return not function.endswith("__init__")  # else no attribute
+            return not function.endswith("__init__")  # otherwise the attribute is missing
     return False
 
 
