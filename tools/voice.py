@@ -1,7 +1,7 @@
 """Find words and phrases that make our texts hard to read.  ``python -m tools.voice`` is the step of `./dev check`.
 
-The list stands in tools/voice.toml.  It holds for the docstrings, comments and messages of Python files and for the
-whole text of every other file.  Inline code and the names in the code may use any word.
+The list stands in tools/voice.toml.  It applies to the docstrings, comments and messages of Python files and to the
+whole text of every other file.  Inline code, the names in the code and the names of promises may use any word.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools import ROOT
 
 LIST = ROOT / "tools" / "voice.toml"
 SUFFIXES = {".py", ".md", ".sh", ".yml", ".yaml", ".toml", ".service", ".socket", ".conf", ".env"}
-INLINE_CODE = re.compile(r"(`+)[^`\n]+\1")
+NAMES = re.compile(r"(`+)[^`\n]+\1|<!-- promise: \S+ -->")
 
 
 class Passage(NamedTuple):
@@ -39,14 +39,15 @@ class Passage(NamedTuple):
 
 
 class Banned(NamedTuple):
-    """A regular expression for what we do not write, and what to write instead."""
+    """A regular expression for what we do not write, what to write instead, and the paths that may have it."""
 
     find: re.Pattern[str]
     instead: str
+    but: tuple[str, ...] = ()
 
 
 class Quotation(NamedTuple):
-    """A sentence of somebody else, or a phrase in its plain meaning, that one file may have."""
+    """A sentence of another author, or a phrase in its plain meaning, that one file may have."""
 
     path: str
     text: str
@@ -114,8 +115,9 @@ def findings(
 ) -> tuple[set[tuple[int, str]], set[Quotation]]:
     """Return what is banned in one file, each with its line, and the quotations that the file has."""
     found, quoted = set(), set()
+    banned = [each for each in banned if not name.startswith(each.but)]
     for passage in passages(name, text):
-        readable = blanked(INLINE_CODE, passage.text)
+        readable = blanked(NAMES, passage.text)
         for quotation in quotations:
             if quotation.path == name and quotation.find.search(readable):
                 quoted.add(quotation)
@@ -138,7 +140,11 @@ def files(root: Path, clean: list[str]) -> Iterator[Path]:
 def problems(root: Path, listed: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each banned phrase in the clean folders, and for each quotation that no file has."""
     banned = [
-        Banned(re.compile(rf"\b(?:{each['find']})".replace(" ", r"\s+"), re.IGNORECASE), each["instead"])
+        Banned(
+            re.compile(rf"\b(?:{each['find']})".replace(" ", r"\s+"), re.IGNORECASE),
+            each["instead"],
+            tuple(each.get("but", ())),
+        )
         for each in listed["banned"]
     ]
     quotations = [Quotation(**each) for each in listed.get("quotation", [])]
