@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from math import inf
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from producerd.core.lanes.lane import (
-    AGGREGATED_OVERHEAD_BYTES,
     ENTRY_OVERHEAD_BYTES,
     MAX_REQUESTS_OF_SLOW_LANE,
     MAX_REQUESTS_PER_LANE,
     Lane,
 )
 from producerd.core.lanes.pacing import Pacer
-from producerd.core.rows.job import QUEUED, SETTLED, Job
+from producerd.core.rows.job import Job
 from producerd.core.rows.spans import Span
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard
@@ -27,68 +25,16 @@ ANY = 2**40
 EVERYTHING = Shard("shard-0", 0, MAX_HASH_KEY)
 
 
-def filled(sizes: list[int], first_number: int = 0) -> tuple[Lane, Job]:
+def filled(sizes: list[int]) -> tuple[Lane, Job]:
     """A lane with a row of each size, all of one job."""
-    rows = rows_of([(b"k", b"x" * size, None) for size in sizes])
-    result = sorted_of([rows], even_map(1), 1)
-    job = result.job
+    result = sorted_of([rows_of([(b"k", b"x" * size, None) for size in sizes])], even_map(1))
     lane = Lane(EVERYTHING, None)
     lane.extend([span for _, span in result.spans])
-    return lane, job
+    return lane, result.job
 
 
 def positions(spans: list[Span]) -> list[int]:
     return [at for span in spans for at in range(span.first, span.last)]
-
-
-def size_of(spans: list[Span], overhead_bytes: int) -> int:
-    return sum(int(span.sizes()[-1]) + overhead_bytes * span.records for span in spans)
-
-
-@pytest.mark.law("Lane")
-@pytest.mark.parametrize("seed", range(200))
-def test_rows_leave_in_order_within_both_bounds_and_none_is_lost(seed: int) -> None:
-    random = Random(seed)
-    sizes = [random.choice([0, 10, 1_000, 30_000]) for _ in range(random.randint(1, 60))]
-    lane, job = filled(sizes)
-    dead = {at for at in range(len(sizes)) if random.random() < random.choice([0, 0.3, 0.95])}
-    got: list[int] = []
-    while lane.spans:
-        if random.random() < 0.3:
-            for at in dead - set(got):
-                job.state[at] = SETTLED
-                job.has_gaps = True
-        records, room = random.choice([1, 5, 1_000]), random.choice([100, 5_000, 100_000])
-        aggregates = random.choice([False, True])
-        overhead_bytes = AGGREGATED_OVERHEAD_BYTES if aggregates else ENTRY_OVERHEAD_BYTES
-        taken, used = lane.take(records, room, random.choice([0, ANY]), aggregates=aggregates)
-        assert used == size_of(taken, overhead_bytes)
-        found = positions(taken)
-        assert len(found) <= records
-        assert used <= room or len(found) == 1
-        assert all(job.state[at] == QUEUED for at in found)
-        if taken and random.random() < 0.3:
-            lane.put_back(taken)
-        else:
-            got += found
-            # A row in a request is not dead any more.
-            dead -= set(found)
-        assert lane.queued == sum(span.records for span in lane.spans)
-    assert got == sorted(got)
-    assert set(got) | {at for at in range(len(sizes)) if job.state[at] == SETTLED} == set(range(len(sizes)))
-    assert len(set(got)) == len(got)
-    assert lane.queued == 0
-
-
-@pytest.mark.law("Lane")
-def test_rows_that_come_back_stand_in_front_in_their_order() -> None:
-    lane, _ = filled([10] * 20)
-    first, _ = lane.take(5, ANY)
-    second, _ = lane.take(5, ANY)
-    lane.put_back(second)
-    lane.put_back(first)
-    again, _ = lane.take(20, ANY)
-    assert positions(again) == list(range(20))
 
 
 def test_a_row_larger_than_the_bound_goes_alone_only_where_that_is_allowed() -> None:
@@ -103,20 +49,16 @@ def test_a_row_larger_than_the_bound_goes_alone_only_where_that_is_allowed() -> 
     assert positions(lane.take(10, 1_000)[0]) == [2]
 
 
-def test_a_lane_of_nothing_but_dead_rows_gives_nothing_and_forgets_them() -> None:
+def test_rows_that_have_ended_are_left_out_and_cut_a_span_in_two() -> None:
+    lane, job = filled([10] * 9)
+    job.end_queued(np.array([0, 3, 4, 8]))
+    taken, used = lane.take(100, ANY)
+    assert [(span.first, span.last) for span in taken] == [(1, 3), (5, 8)]
+    assert used == 5 * (11 + ENTRY_OVERHEAD_BYTES)
     lane, job = filled([10] * 20)
-    job.state[:] = SETTLED
-    job.has_gaps = True
+    job.end_queued(np.arange(20))
     assert lane.take(10, ANY, ANY) == ([], 0)
     assert (lane.queued, len(lane.spans)) == (0, 0)
-
-
-def test_dead_rows_in_the_middle_cut_a_span_in_two() -> None:
-    lane, job = filled([10] * 9)
-    job.state[np.array([0, 3, 4, 8])] = SETTLED
-    job.has_gaps = True
-    taken, _ = lane.take(100, ANY)
-    assert [(span.first, span.last) for span in taken] == [(1, 3), (5, 8)]
 
 
 @pytest.mark.law("Lane")
@@ -129,7 +71,8 @@ def test_a_lane_sends_with_rows_few_requests_and_no_hold_off() -> None:
     lane.await_map(7.5)
     lane.await_map(9.5)
     assert lane.ready_at(5.0) == 7.5
-    lane.in_flight = MAX_REQUESTS_PER_LANE
+    for _ in range(MAX_REQUESTS_PER_LANE):
+        lane.sent()
     assert lane.ready_at(8.0) == inf
     assert Lane(EVERYTHING, None).ready_at(8.0) == inf
 
@@ -210,15 +153,6 @@ def test_a_late_answer_ends_the_silence_of_a_lane_and_one_in_time_lets_it_share_
     assert (lane.alone, lane.silent) == (True, False)
     lane.answered(late=False)
     assert (lane.alone, lane.silent) == (False, False)
-
-
-def test_nothing_is_left_of_a_lane_whose_rows_are_taken() -> None:
-    lane, _ = filled([50_000])
-    assert positions(lane.take(10, 1_000, ANY)[0]) == [0]
-    assert (lane.queued, len(lane.spans)) == (0, 0)
-    lane, _ = filled([10] * 5)
-    assert positions(lane.take_all()) == list(range(5))
-    assert (lane.queued, len(lane.spans)) == (0, 0)
 
 
 # ---- one row of each key
