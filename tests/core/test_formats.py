@@ -7,10 +7,7 @@ import json
 import cbor2
 import pytest
 
-from producerd.core.encoding.entries import encode
 from producerd.core.encoding.formats import BYTES, CBOR, JSON, LIST, TEXT, head
-from tests.core.pieces import pieces_of
-from tests.simulation.setting import ADDRESS, make_rules
 
 LENGTHS = [0, 1, 23, 24, 255, 256, 257, 65_535, 65_536, 70_000]
 
@@ -45,13 +42,3 @@ def test_json_takes_keys_that_need_no_escape(keys: bytes, taken: bool) -> None:
 def test_each_format_is_named_as_its_content_type_and_as_the_setting_say() -> None:
     assert (JSON.name, JSON.content_type) == ("json", "application/x-amz-json-1.1")
     assert (CBOR.name, CBOR.content_type) == ("cbor", "application/x-amz-cbor-1.1")
-
-
-@pytest.mark.parametrize("rows", [10, 300])
-def test_each_instance_of_a_format_writes_the_same(rows: int) -> None:
-    pieces = pieces_of([(b"k%d" % row, bytes(row), None) for row in range(rows)])
-    for format_ in (JSON, CBOR):
-        bodies = [
-            encode(ADDRESS, pieces, make_rules().entries, format_=each).body for each in (type(format_)(), format_)
-        ]
-        assert bodies[0] == bodies[1]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.kpl.aggregation import InnerRecord
 from producerd.core.rows import intake, sorting
 from producerd.core.rows.buffers import JOB_CHARGE_BYTES
 from producerd.core.rows.frame import Frame
+from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.job import IN_REQUEST, MAYBE_CAUSES, QUEUED, SETTLED, Job
 from producerd.core.rows.sorting import SHARED_BYTES, SPAN_BYTES, SortedRows
 from producerd.core.rows.spans import (
     FAULTS_TO_SUSPECT,
     RAW_FROM_STRAYS,
-    Span,
     explicit_hash_key_of,
     hash_key_of,
     place,
@@ -29,38 +30,34 @@ from producerd.core.rows.spans import (
 from producerd.core.shards import hash_keys as hash_keys_module
 from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY, U64
+from producerd.core.shards.shard_map import ShardMap
 from producerd.testing import hash_of
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 from tests.core.given import aggregate_of, body_of
 from tests.core.rows import Row, content, even_map, rows_of, sorted_of
+from tests.core.strategies import EACH_ITS_OWN, HASH_KEYS, some_rows
+
+GOOD_OR_BAD_ROWS = some_rows(
+    keys=st.sampled_from([None, b"", b"k0", b"k1", EACH_ITS_OWN, b"\xff", b"x" * 300]),
+    sizes=st.sampled_from([0, 1, 50, 500, 90_000, SPAN_BYTES - 100, SPAN_BYTES]),
+    hash_keys=st.sampled_from([None, None, b"", b"0", b"007", b"%d" % 2**128]) | HASH_KEYS,
+)
+MAPS = st.sampled_from([1, 2, 5, 64]).map(even_map)
 
 
-def random_rows(random: Random, tag: int) -> list[Row]:
-    rows: list[Row] = []
-    for i in range(random.choice([1, 3, 50, 400])):
-        size = random.choice([0, 1, 50, 500, random.choice([10, SPAN_BYTES - 100, SPAN_BYTES, 90_000])])
-        key = random.choice([None, b"", b"k%d" % random.randint(0, 9), b"\xff", b"x" * 300, b"key %d" % i])
-        data = random.choice([None, *[b"%d/%d:" % (tag, i) + b"d" * size] * 9])
-        hash_key = random.choice([None, None, b"", b"0", b"%d" % random.getrandbits(128), b"007", b"%d" % 2**128])
-        rows.append((key, data, hash_key))
-    return rows
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_each_good_row_is_once_in_its_shard_whole_and_in_order(seed: int) -> None:
-    random = Random(seed)
-    frames = [random_rows(random, tag) for tag in range(random.choice([1, 1, 2, 5]))]
+@settings(max_examples=60)
+@given(frames=st.lists(GOOD_OR_BAD_ROWS, min_size=1, max_size=3), shard_map=MAPS)
+def test_each_good_row_is_once_in_its_shard_whole_and_in_order(frames: list[list[Row]], shard_map: ShardMap) -> None:
     checked = [rows_of(rows) for rows in frames]
-    shard_map = even_map(random.choice([1, 2, 5, 64]))
-    result = sorted_of(checked, shard_map, seed)
+    result = sorted_of(checked, shard_map)
     flat = [row for rows in frames for row in rows]
     starts = np.cumsum([0, *map(len, frames)])
     bad = {int(starts[i]) + row for i, rows in enumerate(checked) for one in rows.bad for row in one.rows.tolist()}
     assert sorted(result.job.order.tolist()) == sorted(set(range(len(flat))) - bad)
-    position = 0
+    edges = [0, *(span.last for _, span in result.spans)]
+    assert [(span.first, span.last) for _, span in result.spans] == [*pairwise(edges)], "spans follow each other"
+    assert edges[-1] == len(result.job.order)
     for index, span in result.spans:
-        assert span.first == position, "spans follow each other"
-        shard = shard_map.shards[index]
         for position in range(span.first, span.last):
             key, data, number, explicit = content(span, position)
             wanted_key, wanted_data, wanted_hash = flat[int(result.job.order[position])]
@@ -71,51 +68,37 @@ def test_each_good_row_is_once_in_its_shard_whole_and_in_order(seed: int) -> Non
                 assert (number, explicit) == (hash_of(wanted_key.decode(), None), False)
             else:
                 assert explicit, "a null key's hash is its own"
-            assert shard.start <= number <= shard.end
-        position = span.last
-        # Within a shard the order of arrival stays.
-    assert position == len(result.job.order)
-    for index in range(len(shard_map)):
-        rows_there = [
-            row for at, span in result.spans if at == index for row in result.job.order[span.first : span.last]
-        ]
-        assert rows_there == sorted(rows_there)
+        assert span.lies_in(shard_map.shards[index])
+    for shard in range(len(shard_map)):
+        there = [row for at, span in result.spans if at == shard for row in result.job.order[span.first : span.last]]
+        assert there == sorted(there), "in their order of arrival"
+    buffers_are_small(checked, result)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_spans_and_buffers_are_small_and_their_charge_is_their_rows(seed: int) -> None:
-    random = Random(seed)
-    checked = [rows_of(random_rows(random, tag)) for tag in range(random.choice([1, 3]))]
-    result = sorted_of(checked, even_map(random.choice([1, 4, 64])), seed)
-    assert sum(buffer.live for buffer in result.job.buffers) == len(result.job.order)
-    spans_of = {
-        id(buffer): [span for _, span in result.spans if span.buffer is buffer] for buffer in result.job.buffers
-    }
-    for buffer in result.job.buffers:
-        rows = len(buffer.key_offsets) - 1
-        assert (
-            buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * rows
-        )
+def buffers_are_small(checked: list[CheckedRows], result: SortedRows) -> None:
+    """Buffers have whole spans, memory of their own, and the charge of their rows."""
+    buffers = result.job.buffers
+    assert sum(buffer.live for buffer in buffers) == len(result.job.order)
+    for buffer in buffers:
+        rows, spans = len(buffer.key_offsets) - 1, [span for _, span in result.spans if span.buffer is buffer]
+        own_bytes = (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * rows
+        assert buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + own_bytes
         assert buffer.charge_bytes <= SPAN_BYTES or rows == 1
         assert isinstance(buffer.data, bytes), "memory of its own, and no view that pins its job"
         assert all(array.base is None for array in (*buffer.hashes, buffer.key_offsets, buffer.data_offsets))
-        spans = spans_of[id(buffer)]
         assert (spans[0].first, spans[-1].last) == (buffer.first, buffer.first + rows), "whole spans"
         assert buffer.charge_bytes <= SHARED_BYTES or len(spans) == 1, "which a lagging shard keeps for others"
-    for _, span in result.spans:
-        assert span.records >= 1
-        sizes = span.sizes()
-        assert sizes[0] == 0
-        assert sizes[-1] + RECORD_CHARGE_BYTES * span.records <= SPAN_BYTES or span.records == 1
-    # Neighbours of one shard that would fit one span are one.
-    for (a, one), (b, two) in zip(result.spans[:-1], result.spans[1:], strict=True):
-        first = int(two.sizes()[1]) + RECORD_CHARGE_BYTES
-        assert a != b or int(one.sizes()[-1]) + RECORD_CHARGE_BYTES * one.records + first > SPAN_BYTES
+    charges = [(at, span.bytes + RECORD_CHARGE_BYTES * span.records, span) for at, span in result.spans]
+    for _, charge, span in charges:
+        assert charge <= SPAN_BYTES or span.records == 1
+    for (a, charge, _), (b, _, after) in pairwise(charges):
+        first = int(after.sizes()[1]) + RECORD_CHARGE_BYTES
+        assert a != b or charge + first > SPAN_BYTES, "neighbours of one shard that would fit one span are one"
     row_charge = sum(
         len(rows.keys) + len(rows.data) + len(rows.hash_keys or b"") + RECORD_CHARGE_BYTES * rows.records
         for rows in checked
     )
-    assert sum(buffer.charge_bytes for buffer in result.job.buffers) <= row_charge
+    assert sum(buffer.charge_bytes for buffer in buffers) <= row_charge
 
 
 def test_null_keys_are_spread_over_all_shards_by_the_seed() -> None:
@@ -143,48 +126,10 @@ def test_null_keys_of_one_job_have_hash_keys_anywhere_in_128_bits_and_each_its_o
     assert max(numbers) > 2**127
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_small_frames_are_hashed_together_and_large_ones_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row has the hash key of its own key all the same, also where one of them is long."""
-    random = Random(seed)
-    hashed: list[int] = []
-
-    def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
-        hashed.append(len(offsets) - 1)
-        return hash_keys_module.hash_keys(keys, offsets)
-
-    monkeypatch.setattr(sorting, "hash_keys", hash_keys)
-    monkeypatch.setattr(sorting, "LEAST_TEXTS", 10)
-    monkeypatch.setattr(md5, "LEAST_TEXTS", 10)
-    records = [random.choice([1, 2, 9, 10, 30]) for _ in range(random.choice([1, 5, 40]))]
-    keys = [b"%d" % random.randrange(10**9) * random.choice([1, 1, 1, 1, 1, 1, 1, 1, 9]) for _ in range(sum(records))]
-    rows: list[Row] = [(key, b"data", None) for key in keys]
-    ends = [*accumulate(records)]
-    result = sorted_of([rows_of(rows[a:b]) for a, b in pairwise([0, *ends])], even_map(3), 1)
-    each = [content(span, at) for _, span in result.spans for at in range(span.first, span.last)]
-    assert len(each) == len(keys)
-    assert {key: number for key, _, number, _ in each} == {key: hash_of(key.decode(), None) for key in keys}
-    assert sum(hashed) == len(keys)
-    assert all(count in (10, 30) or count < 10 + 10 for count in hashed)
-    assert sum(count < 10 for count in hashed) <= 1 + sum(count >= 10 for count in records)
-
-
 def a_job(frames: int, rows: int, shards: int = 4) -> tuple[Job, SortedRows, tuple[Frame, ...]]:
     checked = [rows_of([(b"k%d" % i, b"%d/%d" % (frame, i), None) for i in range(rows)]) for frame in range(frames)]
     result = sorted_of(checked, even_map(shards), charge_bytes=5_000)
     return result.job, result, result.job.frames
-
-
-@pytest.mark.parametrize("frames", [1, 2, 3])
-def test_a_job_counts_rows_of_several_runs_by_frame(frames: int) -> None:
-    """However frames are mixed in each run; a frame without such rows is not told."""
-    job, result, _ = a_job(frames, 50)
-    runs = [slice(span.first, span.last) for _, span in result.spans[::2]]
-    expected = Counter(frame for run in runs for frame, rows in job.frames_of(run) for _ in rows)
-    assert dict(job.records_by_frame(*runs)) == expected
-    assert dict(job.records_by_frame(*(np.arange(run.start, run.stop) for run in runs))) == expected
-    last = job.positions_of(job.frames[-1])
-    assert list(job.records_by_frame(last[:20], last[30:])) == [(job.frames[-1], 40)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -298,40 +243,33 @@ def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
 # ---- rows in another order, in place
 
 
-class Shuffled:
-    """A job whose rows have every mark that rows can have, and what each of them was before."""
+MARKED_ROWS = some_rows(
+    keys=st.sampled_from([None, b"k0", b"k1", b"k2", EACH_ITS_OWN]), sizes=st.sampled_from([8, 9, 900])
+)
 
-    def __init__(self, seed: int) -> None:
-        self.random = random = Random(seed)
-        shard_map = even_map(random.choice([1, 3]))
-        frames = [
-            [
-                (
-                    random.choice([None, b"k%d" % random.randrange(6)]),
-                    b"%d/%d:" % (tag, i) + b"x" * random.choice([0, 9, 900]),
-                    random.choice([None, b"%d" % random.getrandbits(128)]),
-                )
-                for i in range(random.choice([1, 20, 150]))
-            ]
-            for tag in range(random.choice([1, 3]))
-        ]
-        checked = [rows_of(list(rows)) for rows in frames]
-        result = sorted_of(checked, shard_map, seed)
+
+class MarkedRows:
+    """A job whose rows have every mark that rows can have, what each of them was before, and some rows of one span."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        frames = draw(st.lists(MARKED_ROWS, min_size=1, max_size=2))
+        result = sorted_of([rows_of(rows) for rows in frames], even_map(draw(st.sampled_from([1, 3]))))
         self.job = result.job
         self.spans = [span for _, span in result.spans]
-        rows = len(result.job.order)
-        for buffer in result.job.buffers:
-            marks = np.array([random.random() < 0.3 for _ in range(len(buffer.key_offsets) - 1)])
-            buffer.aggregates = marks if marks.any() and random.random() < 0.5 else None
-        self.job.state[:] = [random.choice([0, 0, 1, 2]) for _ in range(rows)]
-        if random.random() < 0.5:
+        rows, numbers = len(result.job.order), np.arange(len(result.job.order))
+        for buffer in result.job.buffers if draw(st.booleans()) else ():
+            buffer.aggregates = np.arange(len(buffer.key_offsets) - 1) % 3 == 0
+        self.job.state[:] = (numbers * 7 % 11) % 3
+        if draw(st.booleans()):
             self.job.mark_maybe_stored(0, rows // 2, "connection")
         self.before = self.rows()
+        span = draw(st.sampled_from(self.spans))
+        first, last = sorted(draw(st.tuples(*[st.integers(span.first, span.last)] * 2)))
+        self.some = span.cut(first)[1].cut(max(last, first + (first < span.last)))[0]
 
     def rows(self) -> list[tuple[object, ...]]:
         """All there is to know of each row, by its position."""
-        job = self.job
-        found: list[tuple[object, ...]] = []
+        job, found = self.job, list[tuple[object, ...]]()
         for span in self.spans:
             buffer = span.buffer
             for position in range(span.first, span.last):
@@ -342,21 +280,19 @@ class Shuffled:
                 found.append((frame.frame_id, int(numbers[0]), *content(span, position), aggregate, state, maybe))
         return found
 
-    def some_rows(self) -> Span:
-        """Of one span."""
-        span = self.random.choice(self.spans)
-        first, last = sorted(self.random.sample(range(span.first, span.last + 1), 2))
-        return span.cut(first)[1].cut(last)[0]
+
+MARKED = st.composite(MarkedRows)()
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_rows_put_in_another_order_stay_what_they_are_and_the_others_where_they_are(seed: int) -> None:
-    world = Shuffled(seed)
-    span = world.some_rows()
-    buffer = span.buffer
+@settings(max_examples=60)
+@given(world=MARKED, random=st.randoms(use_true_random=True))
+def test_rows_put_in_another_order_stay_what_they_are_and_the_others_where_they_are(
+    world: MarkedRows, random: Random
+) -> None:
+    span, buffer = world.some, world.some.buffer
     arrays = (buffer.key_offsets, buffer.data_offsets, *buffer.hashes, buffer.explicit, buffer.aggregates)
     as_read = [None if array is None else array.copy() for array in arrays]
-    order = np.array(world.random.sample(range(span.records), span.records))
+    order = np.array(random.sample(range(span.records), span.records), np.intp)
     a, b = span.first, span.last
     numbers = buffer.key_numbers(a - buffer.first, b - buffer.first).tolist()
     span.reorder(order)
@@ -366,38 +302,32 @@ def test_rows_put_in_another_order_stay_what_they_are_and_the_others_where_they_
     assert after[:a] + after[b:] == world.before[:a] + world.before[b:]
     for read, array in zip(as_read, arrays, strict=True):
         assert (read is None and array is None) or np.array_equal(read, array), "a worker may be reading them"  # type: ignore[arg-type]
-    assert span.bytes == int(span.sizes()[-1])
-    assert buffer.charge_bytes == len(buffer.keys) + len(buffer.data) + (RECORD_CHARGE_BYTES - JOB_CHARGE_BYTES) * (
-        len(buffer.key_offsets) - 1
-    )
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_rows_placed_by_another_map_are_spans_of_one_shard_each_and_keep_their_order_in_it(seed: int) -> None:
-    world = Shuffled(seed)
-    span = world.some_rows()._replace(attempts=2, timeouts=1, wrong_counts=1, strays=1)
-    shard_map = even_map(world.random.choice([1, 2, 7]))
+@settings(max_examples=60)
+@given(world=MARKED, shards=st.sampled_from([1, 2, 7]))
+def test_rows_placed_by_another_map_are_spans_of_one_shard_each_and_keep_their_order_in_it(
+    world: MarkedRows, shards: int
+) -> None:
+    span, shard_map = world.some._replace(attempts=2, timeouts=1, wrong_counts=1, strays=1), even_map(shards)
     placed = place(span, shard_map)
-    shards = [index for index, _ in placed]
-    assert shards == sorted(set(shards)), "each once, in the shards' order"
+    indexes = [index for index, _ in placed]
+    assert indexes == sorted(set(indexes)), "each once, in the shards' order"
     edges = [span.first, *(part.last for _, part in placed)]
-    assert [(part.first, part.last) for _, part in placed] == list(pairwise(edges))
+    assert [(part.first, part.last) for _, part in placed] == [*pairwise(edges)]
     assert edges[-1] == span.last
-    after = world.rows()
+    after, a, b = world.rows(), span.first, span.last
     for index, part in placed:
         assert part.lies_in(shard_map.shards[index])
         assert (part.attempts, part.timeouts, part.wrong_counts, part.strays) == (2, 1, 1, 1)
-        assert part.bytes == int(part.sizes()[-1])
         mine = after[part.first : part.last]
-        assert mine == [row for row in world.before[span.first : span.last] if row in mine]
-    a, b = span.first, span.last
+        assert mine == [row for row in world.before[a:b] if row in mine]
     assert sorted(map(repr, after[a:b])) == sorted(map(repr, world.before[a:b]))
     assert after[:a] + after[b:] == world.before[:a] + world.before[b:]
 
 
 def test_rows_that_are_all_of_one_shard_are_placed_without_being_touched() -> None:
-    world = Shuffled(1)
-    span = world.some_rows()
+    ((_, span),) = sorted_of([rows_of([(b"k", b"d", None)] * 9)], even_map(1)).spans
     keys = span.buffer.keys
     assert place(span, even_map(1)) == [(0, span)]
     assert span.buffer.keys is keys
@@ -432,11 +362,6 @@ def test_spans_of_several_shards_share_a_buffer_of_up_to_64_kib(charge_bytes: in
     assert [buffer.live for buffer in result.job.buffers] == records
 
 
-def test_two_rows_are_sorted_by_shard() -> None:
-    result = sorted_of([rows_of([(b"k", b"high", b"%d" % MAX_HASH_KEY), (b"k", b"low", b"0")])], even_map(2))
-    assert [content(span, span.first)[1] for _, span in result.spans] == [b"low", b"high"]
-
-
 def test_shards_are_told_apart_however_many_there_are() -> None:
     for shards in (2, 255, 256, 257, 1_000):
         shard_map = even_map(shards)
@@ -462,9 +387,8 @@ def test_a_row_that_is_taken_for_an_aggregate_and_is_none_is_a_failure_of_ours()
         sorted_of([rows], even_map(1))
 
 
-def test_a_large_frame_and_small_ones_that_are_large_together_are_hashed_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_frames_are_hashed_together_and_large_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has the hash key of its own key all the same, also where one of them is long."""
     hashed: list[int] = []
 
     def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
@@ -473,21 +397,31 @@ def test_a_large_frame_and_small_ones_that_are_large_together_are_hashed_alone(
 
     monkeypatch.setattr(sorting, "hash_keys", hash_keys)
     monkeypatch.setattr(sorting, "LEAST_TEXTS", 10)
-    sorted_of([rows_of([(b"k", b"d", None)] * records) for records in (9, 1, 2, 10, 9, 1, 5)], even_map(1))
+    monkeypatch.setattr(md5, "LEAST_TEXTS", 10)
+    keys = [b"%d" % number * (1 + 8 * (number % 9 == 8)) for number in range(37)]
+    ends = [*accumulate((9, 1, 2, 10, 9, 1, 5))]
+    frames = [rows_of([(key, b"data", None) for key in keys[a:b]]) for a, b in pairwise([0, *ends])]
+    result = sorted_of(frames, even_map(3))
     assert hashed == [10, 2, 10, 10, 5]
+    each = [content(span, at) for _, span in result.spans for at in range(span.first, span.last)]
+    assert {key: number for key, _, number, _ in each} == {key: hash_of(key.decode(), None) for key in keys}
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_job_finds_the_runs_of_its_queued_rows(seed: int) -> None:
-    random = Random(seed)
+@settings(max_examples=60)
+@given(
+    states=st.lists(st.sampled_from([QUEUED, QUEUED, IN_REQUEST, SETTLED]), min_size=30, max_size=30),
+    ends=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+)
+def test_a_job_finds_the_runs_of_its_queued_rows(states: list[int], ends: tuple[int, int]) -> None:
     job, _, _ = a_job(1, 30)
-    job.state[:] = [random.choice([QUEUED, QUEUED, IN_REQUEST, SETTLED]) for _ in range(30)]
-    first, last = sorted(random.sample(range(31), 2))
-    queued = [at for at in range(first, last) if job.state[at] == QUEUED]
-    starts = [at for at in queued if at - 1 not in queued]
-    ends = [at + 1 for at in queued if at + 1 not in queued]
-    assert job.queued_runs(first, last) == [*zip(starts, ends, strict=True)]
-    assert job.first_queued_run(first, last) == [*zip(starts, ends, strict=True), (last, last)][0]
+    job.state[:] = states
+    first, last = sorted(ends)
+    queued = [at for at in range(first, last) if states[at] == QUEUED]
+    runs = [
+        (at, next(end for end in range(at, last + 1) if end not in queued)) for at in queued if at - 1 not in queued
+    ]
+    assert job.queued_runs(first, last) == runs
+    assert job.first_queued_run(first, last) == [*runs, (last, last)][0]
     assert job.count(first, last, QUEUED) == len(queued)
 
 
