@@ -5,14 +5,15 @@ If one of its records belonged to another shard than the first, Amazon's consume
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from random import Random
+from typing import Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.encoding.entries import encode
-from producerd.core.kpl.aggregation import MAGIC, InnerRecord, parse, split
+from producerd.core.kpl.aggregation import InnerRecord, parse, split
 from producerd.core.lanes.lanes import as_raw
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
@@ -22,29 +23,22 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import Fault, deaggregate
 from tests.core.given import HIGH, LOW, Service, Users, aggregate_of, body_of
+from tests.core.mutants import framed
 from tests.core.rows import even_map, sorted_of
 from tests.core.stories import INVALID, THROTTLED, Desk, Sent, ends_of, on_the_wire
+from tests.core.strategies import inner_records
 from tests.simulation.setting import ADDRESS, make_rules
 
-GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
 
 
-def framed_message(message: bytes) -> bytes:
-    """Magic and digest are right, whatever the message."""
-    return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+def stored_by(*shard_ids: str) -> list[dict[str, str]]:
+    """The results of an answer in which these shards store one entry each."""
+    return [{"SequenceNumber": "1", "ShardId": shard_id} for shard_id in shard_ids]
 
 
-def some_users(random: Random, tag: str, count: int) -> Users:
-    keys = [b"k%d" % random.randrange(10**6), "é€😀".encode(), b"x" * 256, b'"\\\x00']
-    return [
-        InnerRecord(
-            random.choice([*keys, b"key %d" % i]),
-            random.choice([None, None, LOW, b"%d" % random.getrandbits(128)]),
-            f"{tag}/{i}:".encode() + random.randbytes(random.choice([0, 3, 300])),
-        )
-        for i in range(count)
-    ]
+def checked(*payloads: bytes, takes_aggregates: bool = True) -> intake.CheckedRows:
+    return intake.check(body_of([*payloads]), 1 << 20, takes_aggregates=takes_aggregates)
 
 
 def wanted(users: Users) -> Counter[tuple[str, bytes]]:
@@ -61,74 +55,41 @@ def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what
         aggregate_of([InnerRecord(b"k", None, b"1")]),
         aggregate_of([InnerRecord(b"k", None, b"2")] * 3),
     ]
-    taken = intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)
+    taken = checked(*payloads)
     assert not taken.bad
     assert taken.aggregates is not None
     assert taken.aggregates.tolist() == [1, 2]
-    checked = intake.check(body_of(payloads), 1 << 20)
-    assert checked.aggregates is None, "what is refused is not split"
-    (refused,) = checked.bad
+    elsewhere = checked(*payloads, takes_aggregates=False)
+    assert elsewhere.aggregates is None, "what is refused is not split"
+    (refused,) = elsewhere.bad
     assert (refused.rows.tolist(), refused.code) == ([1, 2], Code.RECORD_INVALID)
     assert 'aggregation = "kpl"' in refused.message
     assert 'ordering = "none"' in refused.message
 
 
-@pytest.mark.parametrize("takes_aggregates", [False, True])
-def test_what_a_consumer_takes_for_a_plain_record_is_one(takes_aggregates: bool) -> None:
-    blob = aggregate_of([InnerRecord(b"k", None, b"data")] * 2)
-    damaged = blob[:10] + bytes([blob[10] ^ 1]) + blob[11:]
-    payloads = [MAGIC, MAGIC + b"x" * 16, MAGIC + b"x" * 40, blob[:-1], blob[1:], blob + b"x", damaged]
-    rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates)
-    assert (rows.bad, rows.aggregates) == ((), None)
-
-
-NO_MESSAGE = {
-    "nothing": b"",
-    "no protobuf": b"\xff" * 9,
-    "a field with the number 0": b"\x0a\x01k\x1a\x05\x08\x00\x1a\x01d\x00\x00",
-    "a record without a key": b"\x1a\x03\x1a\x01d",
-    "a record without data": b"\x0a\x01k\x1a\x02\x08\x00",
-    "a tag without a key": b"\x0a\x01k\x1a\x07\x08\x00\x1a\x01d\x22\x00",
-}
+NOT_IN_IT, NO_NUMBER, OUT_OF_RANGE = "that is not in it", "not a number", "not from 0 to 2^128-1"
+BY_HASH_KEY = b"\x1a\x07\x08\x00\x10\x00\x1a\x01d"
+"""A record with the first key and the first hash key of the tables."""
 
 
 @pytest.mark.promise("kpl-mode-aggregate-taken")
 @pytest.mark.parametrize("takes_aggregates", [False, True])
-@pytest.mark.parametrize("message", NO_MESSAGE.values(), ids=NO_MESSAGE.keys())
-def test_a_sealed_payload_without_a_message_is_a_plain_record_in_both_modes(
-    message: bytes, takes_aggregates: bool
-) -> None:
-    """A consumer is handed it as it is: so it is never refused, and never taken apart."""
-    payloads = [b"plain", framed_message(message)]
-    rows = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates)
-    assert (rows.bad, rows.aggregates) == ((), None)
-    service = Service(4, aggregate=takes_aggregates)
-    service.deliver(service.submit(payloads))
-    assert service.read() == Counter({("outer", payload): 1 for payload in payloads})
-
-
-UNDELIVERABLE = {
-    "a table without records": (b"\x0a\x01k", "it has no records"),
-    "a key that is not in the table": (b"\x0a\x01k\x1a\x05\x08\x01\x1a\x01d", "that is not in it"),
-    "a hash key that is not in the table": (b"\x0a\x01k\x1a\x07\x08\x00\x10\x00\x1a\x01d", "that is not in it"),
-    "a hash key that is not a number": (b"\x0a\x01k\x12\x01x\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
-    "an empty hash key": (b"\x0a\x01k\x12\x00\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not a number"),
-    "a hash key below 0": (b"\x0a\x01k\x12\x02-1\x1a\x07\x08\x00\x10\x00\x1a\x01d", "not from 0 to 2^128-1"),
-    "a hash key of 2^128": (
-        b"\x0a\x01k\x12\x27" + b"%d" % 2**128 + b"\x1a\x07\x08\x00\x10\x00\x1a\x01d",
-        "not from 0 to 2^128-1",
-    ),
-}
-
-
-@pytest.mark.promise("kpl-mode-aggregate-taken")
-@pytest.mark.parametrize("takes_aggregates", [False, True])
-@pytest.mark.parametrize(("message", "reason"), UNDELIVERABLE.values(), ids=UNDELIVERABLE.keys())
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        pytest.param(b"\x0a\x01k", "it has no records", id="a table without records"),
+        pytest.param(b"\x0a\x01k\x1a\x05\x08\x01\x1a\x01d", NOT_IN_IT, id="a key that is not in the table"),
+        pytest.param(b"\x0a\x01k" + BY_HASH_KEY, NOT_IN_IT, id="a hash key that is not in the table"),
+        pytest.param(b"\x0a\x01k\x12\x01x" + BY_HASH_KEY, NO_NUMBER, id="a hash key that is not a number"),
+        pytest.param(b"\x0a\x01k\x12\x02-1" + BY_HASH_KEY, OUT_OF_RANGE, id="a hash key below 0"),
+        pytest.param(b"\x0a\x01k\x12\x27%d" % 2**128 + BY_HASH_KEY, OUT_OF_RANGE, id="a hash key of 2^128"),
+    ],
+)
 def test_an_aggregate_that_no_consumer_is_handed_is_refused_and_its_mates_are_good(
     message: bytes, reason: str, takes_aggregates: bool
 ) -> None:
-    payloads = [b"plain", framed_message(message), b"plain too"]
-    (bad,) = intake.check(body_of(payloads), 1 << 20, takes_aggregates=takes_aggregates).bad
+    payloads = [b"plain", framed(message), b"plain too"]
+    (bad,) = checked(*payloads, takes_aggregates=takes_aggregates).bad
     assert (bad.rows.tolist(), bad.code) == ([1], Code.RECORD_INVALID)
     assert reason in bad.message
     assert "rows of their own" in bad.message
@@ -144,7 +105,7 @@ def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, 
     key = b"k" * 2_048
     users = [InnerRecord(key, b"%d" % (i * 2**120), b"%d" % i) for i in range(count)]
     users.append(InnerRecord(b"k", None, bytes(64 * 1024)))  # its data does not count
-    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
+    rows = checked(aggregate_of(users))
     assert [bad.rows.tolist() for bad in rows.bad] == ([] if taken else [[0]])
     if taken:
         service = Service(4)
@@ -158,7 +119,7 @@ def test_long_keys_are_taken_up_to_64_kib_as_each_part_repeats_them(count: int, 
 def test_keys_are_long_from_where_the_service_takes_none_in_utf_8(short: int, long: int, taken: bool) -> None:
     keys = [b"k" * 1_024] * short + [b"l" * 1_025] * long
     users = [InnerRecord(key, b"%d" % i, b"") for i, key in enumerate(keys)]
-    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
+    rows = checked(aggregate_of(users))
     assert [bad.message for bad in rows.bad] == (
         []
         if taken
@@ -192,36 +153,67 @@ def test_a_record_that_no_service_would_take_plain_stays_wrapped_and_is_read(use
     assert found == [record for record in deaggregate(payload) or () if record.data != b"other"]
 
 
-def test_the_largest_hash_key_and_the_longest_key_are_good() -> None:
-    users = [InnerRecord("é".encode() * 256, HIGH, b"d"), InnerRecord(b"k", LOW, b"d")]
-    assert not intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True).bad
-
-
 # ---- what a consumer reads
 
 
+@st.composite
+def payloads_with_users(draw: st.DrawFn) -> list[tuple[bytes, Users]]:
+    """Rows that are aggregates or plain, each with the records that a consumer is to be handed for it."""
+    found: list[tuple[bytes, Users]] = []
+    for tag, is_plain in enumerate(draw(st.lists(st.sampled_from([False, False, True]), min_size=1, max_size=8))):
+        users = [InnerRecord(b"outer", None, b"plain %d" % tag)]
+        if not is_plain:
+            users = draw(inner_records(tag=b"%d" % tag, max_runs=4))
+        found.append((users[0].data if is_plain else aggregate_of(users), users))
+    return found
+
+
 @pytest.mark.promise("record-aggregate-read")
-@pytest.mark.parametrize("seed", range(40))
-def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(seed: int) -> None:
-    random = Random(seed)
-    service = Service(random.choice([1, 3, 16]), aggregate_max_bytes=random.choice([300, 51_200]))
-    users: Users = []
-    payloads = []
-    for tag in range(random.randint(1, 12)):
-        inside = some_users(random, f"{seed}/{tag}", random.choice([1, 2, 20, 120]))
-        if random.random() < 0.3:
-            inside = [InnerRecord(b"outer", None, b"plain %d" % tag)]
-            payloads.append(inside[0].data)
-        else:
-            payloads.append(aggregate_of(inside))
-        users += inside
-    frame = service.submit(payloads)
+@settings(max_examples=40)
+@given(rows=payloads_with_users(), shards=st.sampled_from([1, 3, 16]), most=st.sampled_from([300, 51_200]))
+def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(
+    rows: list[tuple[bytes, Users]], shards: int, most: int
+) -> None:
+    service = Service(shards, aggregate_max_bytes=most)
+    frame = service.submit([payload for payload, _ in rows])
     service.deliver(frame)
-    assert service.read() == wanted(users)
+    assert service.read() == wanted([user for _, users in rows for user in users])
     assert service.stream.read().dropped_aggregates == 0
-    assert frame.result().stored == len(payloads)
-    assert frame.result().possible_duplicates == 0
+    assert (frame.result().stored, frame.result().possible_duplicates) == (len(rows), 0)
     assert service.desk.pipeline.stats.shard_mispredictions == 0
+    assert service.desk.is_empty()
+
+
+@settings(max_examples=30)
+@given(
+    rows=payloads_with_users(),
+    shards=st.sampled_from([1, 4]),
+    faults=st.sets(st.sampled_from(["throttle", "fail"])),
+    changes=st.lists(st.sampled_from(["", "", "split", "merge"]), min_size=8, max_size=8),
+)
+def test_partial_failures_and_splits_lose_nothing_and_copies_are_told(
+    rows: list[tuple[bytes, Users]], shards: int, faults: set[Literal["throttle", "fail"]], changes: list[str]
+) -> None:
+    """A row is sent again whole until all of its parts are stored by one request."""
+    service = Service(shards)
+    service.kinesis.standing += [Fault(how, fraction=0.1) for how in sorted(faults)]
+    frames = []
+    for (payload, _), change in zip(rows, changes, strict=False):
+        frames.append(service.submit([payload]))
+        first, *others = [shard.shard_id for shard in service.stream.open_shards]
+        if change == "merge" and others:
+            service.stream.merge_shards(first, others[0], now=service.desk.now)
+        elif change:
+            service.stream.split_shard(others[-1] if others else first, now=service.desk.now)
+        for sent in service.desk.send_all():
+            service.answer(sent)
+    service.deliver(*frames)
+    read = service.read()
+    assert set(read) == set(wanted([user for _, users in rows for user in users]))
+    assert [frame.result().stored for frame in frames] == [1] * len(rows)
+    counted = service.desk.pipeline.stats.possible_duplicate_records.total()
+    assert counted == sum(frame.result().possible_duplicates for frame in frames)
+    assert counted or max(read.values()) == 1
     assert service.desk.is_empty()
 
 
@@ -247,45 +239,6 @@ def test_a_record_that_is_an_aggregate_itself_stays_wrapped() -> None:
     assert service.read() == wanted(users)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_partial_failures_and_splits_lose_nothing_and_copies_are_told(seed: int) -> None:
-    random = Random(seed)
-    service = Service(random.choice([1, 4]))
-    # A row is sent again whole until all of its parts are stored by one request.
-    faults = [Fault("throttle", fraction=0.1), Fault("fail", fraction=0.1)]
-    service.kinesis.standing += random.sample(faults, random.choice([0, 1, 2]))
-    users: Users = []
-    frames = []
-    for tag in range(6):
-        payloads = []
-        for row in range(random.randint(1, 5)):
-            inside = some_users(random, f"{seed}/{tag}/{row}", random.choice([1, 2, 8]))
-            if random.random() < 0.5:
-                inside = [InnerRecord(b"outer", None, b"plain %d/%d" % (tag, row))]
-                payloads.append(inside[0].data)
-            else:
-                payloads.append(aggregate_of(inside))
-            users += inside
-        frames.append(service.submit(payloads))
-        if random.random() < 0.5:
-            shards = service.stream.open_shards
-            if random.random() < 0.3 and len(shards) > 1:
-                service.stream.merge_shards(shards[0].shard_id, shards[1].shard_id, now=service.desk.now)
-            else:
-                service.stream.split_shard(random.choice(shards).shard_id, now=service.desk.now)
-        for sent in service.desk.send_all():
-            service.answer(sent)
-    service.deliver(*frames)
-    read = service.read()
-    assert set(read) == set(wanted(users))
-    assert sum(frame.result().stored for frame in frames) == sum(frame.records for frame in frames)
-    twice = sum(copies > 1 for copies in read.values())
-    counted = service.desk.pipeline.stats.possible_duplicate_records.total()
-    assert counted == sum(frame.result().possible_duplicates for frame in frames)
-    assert counted or not twice
-    assert service.desk.is_empty()
-
-
 # ---- failures
 
 
@@ -299,28 +252,23 @@ def three_shards() -> tuple[Desk, Frame, Sent, Users]:
     return service.desk, frame, sent, users
 
 
-def test_one_part_that_is_throttled_sends_the_row_again_whole_and_its_copies_are_counted() -> None:
+def known_shards(desk: Desk) -> tuple[Shard, ...]:
+    assert desk.pipeline.shard_map is not None
+    return tuple(desk.pipeline.shard_map.shards)
+
+
+@pytest.mark.parametrize("some_stored", [True, False])
+def test_a_row_of_which_a_part_is_throttled_goes_again_whole_and_its_copies_are_counted(some_stored: bool) -> None:
     desk, frame, sent, users = three_shards()
-    shards = [lane.shard_id for lane in desk.pipeline.shard_map.shards] if desk.pipeline.shard_map else []
-    stored = [{"SequenceNumber": "1", "ShardId": shard} for shard in shards]
-    sent.answer([stored[0], SLOW_DOWN, stored[2]])
+    stored = stored_by(*[shard.shard_id for shard in known_shards(desk)])
+    sent.answer([stored[0], SLOW_DOWN, stored[2]] if some_stored else [SLOW_DOWN] * 3)
     assert not frame.finished
     desk.now += 2
     again = desk.send()
     assert sorted(again.users) == sorted(user.data for user in users)
     again.answer(stored)
-    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().throttled) == (1, 1, 1)
+    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().throttled) == (1, some_stored, 1)
     assert desk.pipeline.stats.throttled_records == 1
-    assert desk.is_empty()
-
-
-def test_when_no_part_was_stored_nothing_is_a_possible_duplicate() -> None:
-    desk, frame, sent, _ = three_shards()
-    sent.answer([SLOW_DOWN] * 3)
-    desk.now += 2
-    shards = [shard.shard_id for shard in desk.pipeline.shard_map.shards] if desk.pipeline.shard_map else []
-    desk.send().answer([{"SequenceNumber": "1", "ShardId": shard} for shard in shards])
-    assert (frame.result().stored, frame.result().possible_duplicates) == (1, 0)
     assert desk.is_empty()
 
 
@@ -328,8 +276,8 @@ def test_when_no_part_was_stored_nothing_is_a_possible_duplicate() -> None:
 def test_a_part_that_an_unknown_shard_stored_waits_for_the_map(names: tuple[str, str], sent_again: bool) -> None:
     """Its records are the lower child's: if the upper one has stored them, the row is sent again by the newest map."""
     desk, frame, sent, _ = three_shards()
-    first, second, third = desk.pipeline.shard_map.shards if desk.pipeline.shard_map else ()
-    sent.answer([{"SequenceNumber": "1", "ShardId": shard} for shard in (first.shard_id, "unknown", third.shard_id)])
+    first, second, third = known_shards(desk)
+    sent.answer(stored_by(first.shard_id, "unknown", third.shard_id))
     assert not frame.finished
     assert desk.try_send() is None
     middle = (second.start + second.end) // 2
@@ -337,8 +285,7 @@ def test_a_part_that_an_unknown_shard_stored_waits_for_the_map(names: tuple[str,
     desk.pipeline.set_shard_map(ShardMap([first, *children, third]), desk.now)
     assert frame.finished is not sent_again
     if sent_again:
-        answer = [{"SequenceNumber": "1", "ShardId": shard} for shard in (first.shard_id, "other", third.shard_id)]
-        desk.send().answer(answer)
+        desk.send().answer(stored_by(first.shard_id, "other", third.shard_id))
     assert (frame.result().stored, frame.result().possible_duplicates) == (1, int(sent_again))
     assert desk.is_empty()
 
@@ -351,8 +298,7 @@ def test_of_two_rows_in_one_request_each_waits_for_the_shards_of_its_own_parts()
     sent = service.desk.send()
     assert sent.encoded.ends.tolist() == [1, 1, 2, 2]
     low, high = service.map().shards
-    names = ["unknown", high.shard_id, low.shard_id, high.shard_id]
-    sent.answer([{"SequenceNumber": "1", "ShardId": shard_id} for shard_id in names])
+    sent.answer(stored_by("unknown", high.shard_id, low.shard_id, high.shard_id))
     assert frame.unsettled == 1
     service.desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, low.end), high]), service.desk.now)
     assert (frame.result().stored, frame.result().possible_duplicates) == (2, 0)
@@ -362,11 +308,10 @@ def test_of_two_rows_in_one_request_each_waits_for_the_shards_of_its_own_parts()
 @pytest.mark.law("ShardMap")
 def test_a_part_that_a_child_stored_of_which_some_is_the_other_child_s_is_not_believed() -> None:
     desk, frame, sent, _ = three_shards()
-    first, second, third = desk.pipeline.shard_map.shards if desk.pipeline.shard_map else ()
+    first, second, third = known_shards(desk)
     children = [Shard("low", first.start, 0), Shard("high", 1, first.end)]
     desk.pipeline.set_shard_map(ShardMap([*children, second, third]), desk.now)
-    answer = [{"SequenceNumber": "1", "ShardId": shard} for shard in ("low", second.shard_id, third.shard_id)]
-    sent.answer(answer)
+    sent.answer(stored_by("low", second.shard_id, third.shard_id))
     assert frame.result().stored == 1, "all of its records there have one hash key"
     users = [InnerRecord(b"k", b"%d" % i, b"%d" % i) for i in range(4)]
     service = Service(1)
@@ -377,21 +322,21 @@ def test_a_part_that_a_child_stored_of_which_some_is_the_other_child_s_is_not_be
     assert not frame.finished
     again = service.desk.send()
     assert [len(parse(data) or ()) for data in again.data] == [2, 2]
-    again.answer([{"SequenceNumber": "1", "ShardId": shard} for shard in ("low", "high")])
+    again.answer(stored_by("low", "high"))
     assert frame.finished
 
 
-@pytest.mark.parametrize("shards", [["nobody knows"] * 3, ["shard-0"] * 3])
+@pytest.mark.parametrize("shards", [["unknown"] * 3, ["shard-0"] * 3])
 def test_after_stores_in_vain_its_records_go_out_plain(shards: list[str]) -> None:
     """No fault of the map stores copies forever.  If no map comes at all, they go out plain after one store."""
     desk, frame, sent, users = three_shards()
-    for _ in range(1 if shards[0] == "nobody knows" else 2):
+    for _ in range(1 if shards[0] == "unknown" else 2):
         assert not frame.finished
-        sent.answer([{"SequenceNumber": "1", "ShardId": shard} for shard in shards])
+        sent.answer(stored_by(*shards))
         desk.now += 11
         sent = desk.send()
     assert sent.data == [user.data for user in users], "none is wrapped"
-    sent.answer([{"SequenceNumber": "1", "ShardId": "nobody knows"}] * 9)
+    sent.answer(stored_by("unknown") * 9)
     assert frame.result().stored == 1
     assert desk.is_empty()
 
@@ -409,7 +354,7 @@ def test_more_records_than_a_request_takes_stay_in_parts_and_are_given_up_as_unk
             continue  # it has just ended
         sends += 1
         assert len(sent.entries) == 2
-        sent.answer([{"SequenceNumber": "1", "ShardId": "nobody knows"}] * 2)
+        sent.answer(stored_by("unknown") * 2)
         desk.now += 11
     assert sends == 5
     assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.UNKNOWN, Code.SHARD_MAP_MISSING)}
@@ -474,7 +419,7 @@ def test_a_row_of_which_some_was_stored_is_not_told_as_not_stored() -> None:
     frame = service.submit([aggregate_of(users)])
     sent = service.desk.send()
     table = [shard.shard_id for shard in service.map().shards]
-    sent.answer([{"SequenceNumber": "1", "ShardId": table[0]}, SLOW_DOWN])
+    sent.answer([*stored_by(table[0]), SLOW_DOWN])
     assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.THROTTLED, True)}
     frame = service.submit([aggregate_of(users)])
     service.desk.now += 2
@@ -483,22 +428,12 @@ def test_a_row_of_which_some_was_stored_is_not_told_as_not_stored() -> None:
     assert service.desk.is_empty()
 
 
-def test_as_many_records_as_a_request_takes_go_out_plain_where_the_map_is_not_believed() -> None:
-    users = [InnerRecord(b"k%d" % i, None, b"%d" % i) for i in range(3)]
-    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
-    ((_, span),) = sorted_of([rows], even_map(1)).spans
-    (plain,) = as_raw([span])
-    rules = make_rules(aggregate=True, request_max_records=3).entries
-    encoded = encode(ADDRESS, [(0, plain)], rules, shard_map=even_map(1))
-    assert encoded.entries == 3
-
-
 @pytest.mark.parametrize(("fewer_entries", "fewer_bytes", "fits"), [(0, 0, True), (1, 0, False), (0, 1, False)])
 def test_the_parts_of_a_row_fill_a_request_to_its_last_entry_and_byte_or_go_with_the_next_one(
     fewer_entries: int, fewer_bytes: int, fits: bool
 ) -> None:
     payload = aggregate_of([InnerRecord(b"k", LOW, b"low"), InnerRecord(b"key", HIGH, b"high")])
-    rows = intake.check(body_of([b"plain", payload]), 1 << 20, takes_aggregates=True)
+    rows = checked(b"plain", payload)
     spans = sorted_of([rows], even_map(1)).spans
     whole = encode(ADDRESS, spans, make_rules(aggregate=True).entries, shard_map=even_map(2))
     assert whole.sizes.tolist() == [10, 4, 7]
@@ -513,7 +448,7 @@ def test_the_parts_of_a_row_fill_a_request_to_its_last_entry_and_byte_or_go_with
 def test_a_row_is_split_wherever_it_lies_in_its_buffer() -> None:
     payload = aggregate_of([InnerRecord(b"k", LOW, b"low"), InnerRecord(b"k", HIGH, b"high")])
     payloads = [bytes(100_000)] * 3 + [payload, b"after"]
-    spans = sorted_of([intake.check(body_of(payloads), 1 << 20, takes_aggregates=True)], even_map(1)).spans
+    spans = sorted_of([checked(*payloads)], even_map(1)).spans
     assert [(span.buffer.first, span.first, span.last) for _, span in spans] == [(0, 0, 2), (2, 2, 5)]
     encoded = encode(ADDRESS, spans, make_rules(aggregate=True).entries, shard_map=even_map(2))
     assert encoded.ends.tolist() == [1, 2, 3, 4, 4, 5]
@@ -522,7 +457,7 @@ def test_a_row_is_split_wherever_it_lies_in_its_buffer() -> None:
 
 def test_records_that_do_not_fit_a_request_one_by_one_go_by_shard_with_an_entry_for_each() -> None:
     users = [InnerRecord(b"k", b"%d" % number, b"%d" % number) for number in (0, 1, 2**127, 2**127 + 1)]
-    rows = intake.check(body_of([aggregate_of(users)]), 1 << 20, takes_aggregates=True)
+    rows = checked(aggregate_of(users))
     ((lane, span),) = sorted_of([rows], even_map(1)).spans
     (plain,) = as_raw([span])
     for most, entries in ((4, 4), (3, 2), (2, 2)):
