@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from random import Random
 
 import pytest
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.kpl.aggregation import MAGIC, Aggregate, InnerRecord, Undeliverable, parse, split, varint
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.testing import hash_of
 from producerd.testing.aggregates import deaggregate
 from tests.core.mutants import field, framed, groups, mutants
+from tests.core.strategies import inner_records
 
 ANY = 2**40
-
-
-def random_record(random: Random) -> InnerRecord:
-    key = random.choice([b"k%d" % random.randint(0, 200), "é€😀".encode() * random.randint(1, 60), b"x" * 256])
-    hash_key = random.choice([None, b"0", b"%d" % random.getrandbits(128), b"7"])
-    return InnerRecord(key, hash_key, random.randbytes(random.choice([0, 1, 127, 128, 300, 16_384])))
 
 
 def filled(records: list[InnerRecord], limit_bytes: int = ANY) -> tuple[Aggregate, int]:
@@ -32,12 +28,10 @@ def filled(records: list[InnerRecord], limit_bytes: int = ANY) -> tuple[Aggregat
     return aggregate, len(records)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_every_reader_finds_the_records_that_were_added(seed: int) -> None:
-    random = Random(seed)
-    records = [random_record(random) for _ in range(random.choice([1, 2, 20, 300]))]
-    aggregate, _ = filled(records)
-    blob = aggregate.to_bytes()
+@settings(max_examples=60)
+@given(records=inner_records())
+def test_every_reader_finds_the_records_that_were_added(records: list[InnerRecord]) -> None:
+    blob = filled(records)[0].to_bytes()
     assert parse(blob) == records
     theirs = deaggregate(blob)
     assert theirs is not None
@@ -53,20 +47,9 @@ def test_every_reader_finds_the_records_that_were_added(seed: int) -> None:
             assert user["explicitHashKey"] == hash_key.decode()
 
 
-@pytest.mark.parametrize(
-    ("key", "as_read"),
-    [(b"", ""), (b"k", "k"), ("é€😀".encode(), "é€😀"), (b"k\xff\xfe", "k\ufffd\ufffd"), (b"\xed\xa0\x80k", "\ufffdk")],
-)
-def test_a_record_lies_where_a_consumer_looks_for_its_key(key: bytes, as_read: str) -> None:
-    assert InnerRecord(key, None, b"").hash_key == hash_of(as_read, None)
-    assert InnerRecord(key, b"7", b"").hash_key == 7
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_the_size_is_exact_and_never_passes_the_limit(seed: int) -> None:
-    random = Random(seed)
-    records = [random_record(random) for _ in range(300)]
-    limit = random.choice([100, 1_000, 51_200])
+@settings(max_examples=40)
+@given(records=inner_records(), limit=st.sampled_from([100, 1_000, 51_200]))
+def test_the_size_is_exact_and_never_passes_the_limit(records: list[InnerRecord], limit: int) -> None:
     while records:
         aggregate, count = filled(records, limit)
         assert count >= 1, "the first one always fits"
@@ -76,6 +59,15 @@ def test_the_size_is_exact_and_never_passes_the_limit(seed: int) -> None:
         if count < len(records):
             assert filled(records[: count + 1])[0].size > limit, "it was full"
         records = records[count:]
+
+
+@pytest.mark.parametrize(
+    ("key", "as_read"),
+    [(b"", ""), (b"k", "k"), ("é€😀".encode(), "é€😀"), (b"k\xff\xfe", "k\ufffd\ufffd"), (b"\xed\xa0\x80k", "\ufffdk")],
+)
+def test_a_record_lies_where_a_consumer_looks_for_its_key(key: bytes, as_read: str) -> None:
+    assert InnerRecord(key, None, b"").hash_key == hash_of(as_read, None)
+    assert InnerRecord(key, b"7", b"").hash_key == 7
 
 
 def test_a_record_that_is_refused_leaves_nothing_behind() -> None:
@@ -136,9 +128,8 @@ def test_whatever_is_no_aggregate_is_a_plain_record() -> None:
         assert parse(bytes(damaged)) is None
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_damage_under_a_right_digest_is_a_plain_record_or_records_or_undeliverable(seed: int) -> None:
-    for mutant in mutants(seed, 2_000):
+def test_damage_under_a_right_digest_is_a_plain_record_or_records_or_undeliverable() -> None:
+    for mutant in mutants(0, 2_000):
         try:
             found = parse(mutant.payload)
         except Undeliverable:

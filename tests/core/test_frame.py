@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import inf
-from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.rows.frame import MAX_CODES, Frame, RowEnd
 from producerd.core.rows.intake import CheckedRows
@@ -29,33 +30,38 @@ def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(numbers, np.int32)
 
 
+END = st.builds(
+    RowEnd, st.sampled_from(OUTCOMES), st.sampled_from(["A", "B"]), st.just("m"), st.booleans(), st.booleans()
+)
+
+
 @pytest.mark.law("Frame")
-@pytest.mark.parametrize("seed", range(200))
-def test_an_acknowledgement_names_each_row_that_is_not_stored_and_its_code(seed: int) -> None:
-    random = Random(seed)
-    records = random.randint(1, 200)
-    frame = a_frame(records)
-    ends = [RowEnd(random.choice(OUTCOMES), f"C{i}", f"m{i}", random.random() < 0.5) for i in range(5)]
-    ends = ends[: random.randint(1, 5)]
-    left = list(range(records))
-    random.shuffle(left)
+@settings(max_examples=80)
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 40), st.none() | END), min_size=1, max_size=8),
+    stride=st.sampled_from([1, 7]),
+)
+def test_an_acknowledgement_names_each_row_that_is_not_stored_and_its_code(
+    parts: list[tuple[int, RowEnd | None]], stride: int
+) -> None:
+    """Whatever rows end together, and in whatever order."""
+    records = sum(size for size, _ in parts)
+    frame, order = a_frame(records), sorted(range(records), key=lambda row: row * stride % 13)
     expected: dict[int, RowEnd] = {}
-    stored = 0
-    while left:
+    for size, end in parts:
         assert not frame.finished
-        part, left = left[: (size := random.randint(1, len(left)))], left[size:]
-        if random.random() < 0.5:
-            frame.store(len(part))
-            stored += len(part)
+        part, order = order[:size], order[size:]
+        if end is None:
+            frame.store(size)
         else:
-            end = random.choice(ends)
             frame.end(rows(*part), end)
             expected.update(dict.fromkeys(part, end))
     assert frame.finished
     ack = on_the_wire(frame.result())
-    assert ack.stored == stored
-    found = {row: RowEnd(Outcome(c.outcome), c.code, c.message, c.maybe_stored) for row, c in ack.failed_rows()}
-    assert found == expected
+    assert ack.stored == records - len(expected)
+    assert {
+        row: RowEnd(Outcome(c.outcome), c.code, c.message, c.maybe_stored, c.judged) for row, c in ack.failed_rows()
+    } == expected
 
 
 @pytest.mark.law("Frame")

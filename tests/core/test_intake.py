@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from itertools import pairwise
-from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.rows import intake
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
@@ -85,82 +86,60 @@ DAMAGED_KEYS: Values = [
 ]
 HASH_KEYS: Values = [
     None,
-    b"",
-    b"0",
-    b"1",
-    b"9",
-    b"00",
-    b"01",
-    b"10",
-    b"-1",
-    b"+1",
-    b" 1",
-    b"1 ",
-    b"1.0",
-    b"1e3",
-    b"0x1",
-    b"\x00",
+    *b"|0|1|9|00|01|10|-1|+1| 1|1 |1.0|1e3|0x1|\x00|:|/|3402823669209384634633746074317682114:5".split(b"|"),
     b"\xd9\xa1",  # a digit, but not one of ASCII
-    b":",
-    b"/",
-    b"9" * 38,
-    b"%d" % (MAX_HASH_KEY - 1),
-    b"%d" % MAX_HASH_KEY,
-    b"%d" % (MAX_HASH_KEY + 1),
-    b"%d" % (MAX_HASH_KEY + 10**38),
-    b"1" * 39,
-    b"3" * 39,
+    *(b"%d" % (MAX_HASH_KEY + more) for more in (-1, 0, 1, 10**38)),
+    *(digit * length for digit, length in ((b"9", 38), (b"1", 39), (b"3", 39), (b"0", 39), (b"9", 39), (b"1", 40))),
     b"4" + b"0" * 38,
-    b"0" * 39,
-    b"9" * 39,
-    b"3402823669209384634633746074317682114:5",
     b"34028236692093846346337460743176821145/",
-    b"1" * 40,
     b"1" * 100,
 ]
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-@pytest.mark.parametrize("hashed", [False, True])
-def test_the_bulk_check_agrees_with_a_check_of_each_row(damaged: bool, hashed: bool) -> None:
-    random = Random(damaged * 2 + hashed)
-    limit = 1_100
-    for _ in range(600):
-        records = random.randint(1, 12)
-        pool = KEYS + DAMAGED_KEYS if damaged else KEYS
-        keys = [random.choice(pool) for _ in range(records)]
-        data = [random.choice([None, b"", b"d", b"\xff" * 843, b"d" * 844, b"d" * 1_200]) for _ in range(records)]
-        hashes = [random.choice(HASH_KEYS) for _ in range(records)] if hashed else None
-        rows = intake.check(make_body(lay_out(keys, data, hashes)), limit)
-        expected = {
-            row: reasons_of(keys[row] or b"", data[row], (hashes[row] or b"") if hashes else b"", limit)
-            for row in range(records)
-        }
-        found = reasons_found(rows)
-        for row, reasons in expected.items():
-            got = found.get(row, set())
-            if NOT_UTF8 in got | reasons:
-                # How many characters such a key has is anybody's guess.
-                assert NOT_UTF8 in got & reasons, (row, keys)
-                got, reasons = got - {LONG}, reasons - {LONG}
-            assert got == reasons, (row, keys, data, hashes)
-        assert rows.null_keys == sum(not key for key in keys)
-        assert values_of(rows.keys, rows.key_offsets) == [key or b"" for key in keys]
-        assert values_of(rows.data, rows.data_offsets) == [value or b"" for value in data]
-        assert rows.records == records
+DATA: Values = [None, b"", b"d", b"\xff" * 843, b"d" * 844, b"d" * 1_200]
+ANY_ROWS = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from(DATA), st.sampled_from(HASH_KEYS)), min_size=1, max_size=12
+)
+DAMAGED_ROWS = st.lists(
+    st.tuples(st.sampled_from(KEYS + DAMAGED_KEYS), st.sampled_from(DATA), st.sampled_from(HASH_KEYS)),
+    min_size=1,
+    max_size=12,
+)
 
 
-@pytest.mark.parametrize("hash_key", HASH_KEYS)
+@settings(max_examples=400)
+@given(rows=ANY_ROWS | DAMAGED_ROWS, hashed=st.booleans())
+def test_the_bulk_check_agrees_with_a_check_of_each_row(
+    rows: list[tuple[bytes | None, bytes | None, bytes | None]], hashed: bool
+) -> None:
+    keys, data, hashes = [key for key, _, _ in rows], [value for _, value, _ in rows], [given for _, _, given in rows]
+    checked = intake.check(make_body(lay_out(keys, data, hashes if hashed else None)), 1_100)
+    found = reasons_found(checked)
+    for row, (key, value, hash_key) in enumerate(rows):
+        got, reasons = found.get(row, set()), reasons_of(key or b"", value, (hashed and hash_key) or b"", 1_100)
+        if NOT_UTF8 in got | reasons:  # it may be counted as any number of characters
+            assert NOT_UTF8 in got & reasons, row
+            got, reasons = got - {LONG}, reasons - {LONG}
+        assert got == reasons, row
+    assert (checked.records, checked.null_keys) == (len(rows), sum(not key for key in keys))
+    assert values_of(checked.keys, checked.key_offsets) == [key or b"" for key in keys]
+    assert values_of(checked.data, checked.data_offsets) == [value or b"" for value in data]
+
+
+@pytest.mark.parametrize("hash_key", HASH_KEYS, ids=repr)
 def test_each_hash_key_is_judged_as_a_number(hash_key: bytes | None) -> None:
     rows = intake.check(make_body(lay_out([b"k"], [b"d"], [hash_key])), 100)
     assert bool(rows.bad) == bool(reasons_of(b"k", b"d", hash_key or b"", 100))
 
 
-def test_random_hash_keys_around_the_largest_are_judged_as_numbers() -> None:
-    random = Random(1)
-    numbers = [MAX_HASH_KEY + random.randint(-3, 3) * 10 ** random.randint(0, 37) for _ in range(3_000)]
-    rows = intake.check(make_body(lay_out([b"k"] * 3_000, [b""] * 3_000, [b"%d" % number for number in numbers])), 100)
-    found = set(rows.bad[0].rows.tolist())
+@settings(max_examples=50)
+@given(steps=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 37)), min_size=1, max_size=60))
+def test_hash_keys_around_the_largest_are_judged_as_numbers(steps: list[tuple[int, int]]) -> None:
+    numbers = [MAX_HASH_KEY + times * 10**power for times, power in steps]
+    rows = intake.check(
+        make_body(lay_out([b"k"] * len(numbers), [b""] * len(numbers), [b"%d" % number for number in numbers])), 100
+    )
+    found = {row for bad in rows.bad for row in bad.rows.tolist()}
     assert found == {row for row, number in enumerate(numbers) if number > MAX_HASH_KEY}
 
 
@@ -180,21 +159,22 @@ def test_columns_without_a_byte_are_rows_like_others(hashed: bool) -> None:
     assert values_of(rows.data, rows.data_offsets) == [b""] * 9
 
 
+SLICED = st.tuples(st.sampled_from([None, b"", b"k", b"key"]), st.sampled_from([None, b"", b"v", b"value"]))
+
+
 @pytest.mark.law("wire")
-def test_offsets_of_an_arrow_slice_may_start_anywhere() -> None:
-    random = Random(2)
-    for _ in range(200):
-        records = random.randint(2, 40)
-        keys = [random.choice([None, b"", b"k%d" % row]) for row in range(records)]
-        data = [random.choice([None, b"", b"value %d" % row]) for row in range(records)]
-        first = random.randrange(records)
-        last = random.randint(first + 1, records)
-        body = _sliced_body(pa.array(keys, pa.binary()), pa.array(data, pa.binary()), first, last)
-        rows = intake.check(body, 1_000)
-        assert values_of(rows.keys, rows.key_offsets) == [key or b"" for key in keys[first:last]]
-        assert values_of(rows.data, rows.data_offsets) == [value or b"" for value in data[first:last]]
-        nulls = {row: {NULL} for row, value in enumerate(data[first:last]) if value is None}
-        assert reasons_found(rows) == nulls
+@settings(max_examples=60)
+@given(rows=st.lists(SLICED, min_size=2, max_size=40), ends=st.tuples(st.integers(0, 39), st.integers(0, 39)))
+def test_offsets_of_an_arrow_slice_may_start_anywhere(
+    rows: list[tuple[bytes | None, bytes | None]], ends: tuple[int, int]
+) -> None:
+    first, last = sorted(end % len(rows) for end in ends)
+    keys, data = [key for key, _ in rows], [value for _, value in rows]
+    body = _sliced_body(pa.array(keys, pa.binary()), pa.array(data, pa.binary()), first, last + 1)
+    checked = intake.check(body, 1_000)
+    assert values_of(checked.keys, checked.key_offsets) == [key or b"" for key in keys[first : last + 1]]
+    assert values_of(checked.data, checked.data_offsets) == [value or b"" for value in data[first : last + 1]]
+    assert reasons_found(checked) == {row: {NULL} for row, value in enumerate(data[first : last + 1]) if value is None}
 
 
 def _sliced_body(keys: Any, data: Any, first: int, last: int) -> Body:
@@ -249,23 +229,23 @@ def test_the_largest_offsets_that_can_be_are_taken() -> None:
     assert not rows.bad
 
 
+WHOLE = lay_out([b"k", None, "é€".encode()], [b"data", b"", None], [None, b"0", b"%d" % MAX_HASH_KEY])
+PLACES = st.tuples(st.integers(PREFIX.size, PREFIX.size + 199), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
+
+
 @pytest.mark.law("wire")
-def test_thousands_of_damaged_bodies_give_rows_or_a_protocol_error() -> None:
-    random = Random(3)
-    laid_out = lay_out([b"k", None, "é€".encode()], [b"data", b"", None], [None, b"0", b"%d" % MAX_HASH_KEY])
-    whole = laid_out.body_prefix(1) + b"".join(bytes(part) for part in laid_out.parts)
-    for at in range(PREFIX.size, len(whole)):
-        for _ in range(20):
-            damaged = bytearray(whole)
-            damaged[at] = random.randrange(256)
-            damaged[random.randrange(PREFIX.size, len(whole))] = random.choice([0, 1, 0x7F, 0x80, 0xFF])
-            try:
-                rows = intake.check(parse_body(damaged, laid_out.layout.flags), 100)
-            except ProtocolError:
-                continue
-            for offsets, column in ((rows.key_offsets, rows.keys), (rows.data_offsets, rows.data)):
-                assert offsets[0] == 0
-                assert offsets[-1] == len(column)
+@settings(max_examples=500)
+@given(damages=st.lists(PLACES, min_size=1, max_size=3))
+def test_a_damaged_body_gives_rows_or_a_protocol_error(damages: list[tuple[int, int]]) -> None:
+    damaged = bytearray(WHOLE.body_prefix(1) + b"".join(bytes(part) for part in WHOLE.parts))
+    for at, byte in damages:
+        damaged[max(PREFIX.size, at % len(damaged))] = byte
+    try:
+        rows = intake.check(parse_body(damaged, WHOLE.layout.flags), 100)
+    except ProtocolError:
+        return
+    for offsets, column in ((rows.key_offsets, rows.keys), (rows.data_offsets, rows.data)):
+        assert (offsets[0], offsets[-1]) == (0, len(column))
 
 
 def test_reasons_never_quote_the_data() -> None:
