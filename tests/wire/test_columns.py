@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from contextlib import suppress
 from itertools import pairwise
-from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.errors import ProtocolError
 from producerd.wire import columns
-from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_RESENT, FLAG_VALIDITY, PREFIX, Body, Layout, lay_out, parse_body
+from producerd.wire.columns import FLAG_HASH_KEYS, PREFIX, Layout, lay_out, parse_body
 from producerd.wire.frames import body_header
-
-Values = list[bytes | None]
+from tests.wire.strategies import DAMAGES, ROWS, DrawnRow, columns_of, damaged
 
 GOLDEN = (
     "0906000056000000050000000000000003000000050000000400000004000000000000000100000001000000050000000000000004000000"
@@ -31,40 +32,33 @@ def values_of(offsets: memoryview, column: memoryview) -> list[bytes]:
     return [bytes(column[a - at[0] : b - at[0]]) for a, b in pairwise(at)]
 
 
-def body_or_protocol_error(payload: bytes, flags: int) -> Body | None:
-    try:
-        return parse_body(payload, flags)
-    except ProtocolError:
-        return None
+@pytest.mark.law("wire")
+@settings(max_examples=80)
+@given(rows=ROWS, hashed=st.booleans())
+def test_rows_are_the_same_after_their_body_was_read(rows: list[DrawnRow], hashed: bool) -> None:
+    laid_out = columns_of(rows, hashed=hashed)
+    body = parse_body(payload_of(laid_out, 77), laid_out.layout.flags)
+    assert (body.frame_id, body.layout) == (77, laid_out.layout)
+    assert values_of(body.key_offsets, body.keys) == [key or b"" for key, _, _ in rows]
+    assert values_of(body.data_offsets, body.data) == [value or b"" for _, value, _ in rows]
+    if body.hash_keys is not None and body.hash_key_offsets is not None:
+        assert values_of(body.hash_key_offsets, body.hash_keys) == [hash_key or b"" for *_, hash_key in rows]
+    assert [body.hash_keys is not None, body.hash_key_offsets is not None] == [hashed] * 2
+    present = [value is not None for _, value, _ in rows]
+    assert (body.validity is None) == all(present)
+    if body.validity is not None:
+        assert [bool(body.validity[i // 8] >> i % 8 & 1) for i in range(len(rows))] == present
+    assert body.layout.body_bytes < body.layout.charge_bytes, "the charge always covers the body"
 
 
 @pytest.mark.law("wire")
-def test_rows_are_the_same_after_their_body_was_read() -> None:
-    random = Random(1)
-    for _ in range(300):
-        records = random.randint(1, 30)
-        keys: Values = [random.choice([None, b"", random.randbytes(random.randint(1, 9))]) for _ in range(records)]
-        data: Values = [random.choice([None, b"", random.randbytes(random.randint(1, 99))]) for _ in range(records)]
-        hashes: Values | None = None
-        if random.random() < 0.5:
-            hashes = [random.choice([None, b"", b"%d" % random.getrandbits(128)]) for _ in range(records)]
-        laid_out = lay_out(keys, data, hashes)
-        body = parse_body(payload_of(laid_out, 77), laid_out.layout.flags)
-        assert body.frame_id == 77
-        assert body.layout == laid_out.layout
-        assert values_of(body.key_offsets, body.keys) == [key or b"" for key in keys]
-        assert values_of(body.data_offsets, body.data) == [value or b"" for value in data]
-        if hashes is None:
-            assert body.hash_keys is None
-            assert body.hash_key_offsets is None
-        else:
-            assert body.hash_keys is not None
-            assert body.hash_key_offsets is not None
-            assert values_of(body.hash_key_offsets, body.hash_keys) == [value or b"" for value in hashes]
-        present = [value is not None for value in data]
-        assert (body.validity is None) == all(present)
-        if body.validity is not None:
-            assert [bool(body.validity[i // 8] >> i % 8 & 1) for i in range(records)] == present
+@settings(max_examples=60)
+@given(rows=ROWS, hashed=st.booleans(), picks=st.lists(st.integers(0, 29), min_size=1, max_size=30, unique=True))
+def test_some_rows_of_a_frame_are_laid_out_as_they_were(rows: list[DrawnRow], hashed: bool, picks: list[int]) -> None:
+    picks = list({pick % len(rows): None for pick in picks})
+    taken, expected = columns_of(rows, hashed=hashed).take(picks), columns_of([rows[at] for at in picks], hashed=hashed)
+    assert taken.layout == expected.layout
+    assert [bytes(part) for part in taken.parts] == [bytes(part) for part in expected.parts]
 
 
 @pytest.mark.law("wire")
@@ -97,20 +91,12 @@ def test_every_other_length_is_a_protocol_error(flags: int) -> None:
 
 
 @pytest.mark.law("wire")
-def test_thousands_of_damages_give_a_body_or_a_protocol_error() -> None:
-    random = Random(2)
-    laid_out = lay_out([b"k", None, b"key"], [b"data", b"", None], [None, b"0", b"340"])
-    whole = payload_of(laid_out)
-    for at in range(len(whole)):
-        for value in range(256):
-            body_or_protocol_error(whole[:at] + bytes([value]) + whole[at + 1 :], laid_out.layout.flags)
-    for _ in range(5_000):
-        damaged = bytearray(whole)
-        for _ in range(random.randint(1, 5)):
-            damaged[random.randrange(len(damaged))] = random.randrange(256)
-        if random.random() < 0.3:
-            del damaged[random.randrange(len(damaged)) :]
-        body_or_protocol_error(bytes(damaged), random.randrange(256))
+@settings(max_examples=200)
+@given(damages=DAMAGES, flags=st.sampled_from([6, 6, 6, 0, 2, 4, 7, 255]))
+def test_a_damaged_body_gives_a_body_or_a_protocol_error(damages: list[tuple[str, int, bytes]], flags: int) -> None:
+    whole = payload_of(lay_out([b"k", None, b"key"], [b"data", b"", None], [None, b"0", b"340"]))
+    with suppress(ProtocolError):
+        parse_body(damaged(whole, damages), flags)
 
 
 @pytest.mark.law("wire")
@@ -149,33 +135,8 @@ def test_a_layout_that_cannot_be_is_a_protocol_error(layout: Layout) -> None:
         parse_body(struct.pack("<QIIII", 1, layout.records, layout.key_bytes, layout.data_bytes, 0), layout.flags or 8)
 
 
-def test_the_charge_is_the_page_s_and_always_covers_the_body() -> None:
+def test_the_charge_is_the_page_s() -> None:
     assert Layout(3, 10, 20, 5, FLAG_HASH_KEYS).charge_bytes == 10 + 20 + 5 + 3 * 32 + 1_024
-    random = Random(3)
-    for _ in range(2_000):
-        layout = Layout(*(random.choice([1, 7, 8, 10_000, random.getrandbits(20) + 1]) for _ in range(4)))
-        for flags in (0, FLAG_RESENT, FLAG_HASH_KEYS, FLAG_VALIDITY, FLAG_HASH_KEYS | FLAG_VALIDITY):
-            made = Layout(layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes, flags)
-            assert made.body_bytes < made.charge_bytes
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_some_rows_of_a_frame_are_laid_out_as_they_were(seed: int) -> None:
-    random = Random(seed)
-    count = random.choice([1, 7, 40])
-    keys = [random.choice([None, b"", b"k%d" % i]) for i in range(count)]
-    data = [random.choice([None, b"", random.randbytes(random.randrange(50))]) for _ in range(count)]
-    hash_keys = random.choice([None, [random.choice([None, b"%d" % i]) for i in range(count)]])
-    whole = lay_out(keys, data, hash_keys)
-    rows = random.sample(range(count), random.randint(1, count))
-    expected = lay_out(
-        [keys[row] for row in rows],
-        [data[row] for row in rows],
-        None if hash_keys is None else [hash_keys[row] for row in rows],
-    )
-    taken = whole.take(rows)
-    assert taken.layout == expected.layout
-    assert [bytes(part) for part in taken.parts] == [bytes(part) for part in expected.parts]
 
 
 @pytest.mark.law("wire")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from dataclasses import fields, replace
-from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.errors import Outcome, ProtocolError
 from producerd.wire import columns, frames
 from producerd.wire.columns import Layout
 from producerd.wire.frames import HEADER, Message, MessageType
 from tests.wire.messages import MESSAGES, PROTOCOL, bits
+from tests.wire.strategies import DAMAGES, damaged
 
 GOLDEN = {
     "Hello": (
@@ -132,42 +134,22 @@ def test_every_truncation_is_a_protocol_error_or_a_shorter_message(message: Mess
 
 
 @pytest.mark.law("wire")
-@pytest.mark.parametrize("message", MESSAGES, ids=ids)
-def test_every_damage_of_one_byte_gives_a_message_or_a_protocol_error(message: Message) -> None:
-    whole = frames.encode(message)
-    for at in range(len(whole)):
-        for value in (0x00, 0x01, 0x7F, 0x80, 0xFF, whole[at] ^ 0x01, (whole[at] + 1) & 0xFF):
-            message_or_protocol_error(whole[:at] + bytes([value]) + whole[at + 1 :])
+@settings(max_examples=250)
+@given(message=st.sampled_from(MESSAGES), damages=DAMAGES, sized=st.sampled_from([True, True, True, False]))
+def test_any_damage_gives_a_message_or_a_protocol_error(
+    message: Message, damages: list[tuple[str, int, bytes]], sized: bool
+) -> None:
+    data = bytearray(damaged(frames.encode(message), damages, HEADER.size))
+    if sized:
+        data[4:8] = struct.pack("<I", len(data) - HEADER.size)
+    message_or_protocol_error(bytes(data))
 
 
 @pytest.mark.law("wire")
-def test_thousands_of_random_damages_give_a_message_or_a_protocol_error() -> None:
-    random = Random(3)
-    for _ in range(20_000):
-        damaged = bytearray(frames.encode(random.choice(MESSAGES)))
-        for _ in range(random.randint(1, 6)):
-            match random.randrange(4):
-                case 0:
-                    damaged[random.randrange(len(damaged))] = random.randrange(256)
-                case 1:
-                    del damaged[random.randrange(HEADER.size, len(damaged) + 1) :]
-                case 2:
-                    damaged += random.randbytes(random.randint(1, 20))
-                case 3:
-                    at = random.randrange(HEADER.size, len(damaged) + 1)
-                    damaged[at:at] = random.choice([b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", random.randbytes(4)])
-        if random.random() < 0.8:
-            damaged[4:8] = struct.pack("<I", len(damaged) - HEADER.size)
-        message_or_protocol_error(bytes(damaged))
-
-
-@pytest.mark.law("wire")
-def test_random_payloads_of_every_type_give_a_message_or_a_protocol_error() -> None:
-    random = Random(4)
-    for number in range(256):
-        for size in (0, 1, 4, 8, 12, 28, 60):
-            for _ in range(3):
-                message_or_protocol_error(with_payload(number, random.randbytes(size)))
+@settings(max_examples=150)
+@given(type_=st.sampled_from(MessageType) | st.integers(0, 255), payload=st.binary(max_size=80))
+def test_any_payload_gives_a_message_or_a_protocol_error(type_: int, payload: bytes) -> None:
+    message_or_protocol_error(with_payload(type_, payload))
 
 
 @pytest.mark.law("wire")
@@ -344,32 +326,27 @@ def test_an_ack_that_contradicts_itself_is_a_protocol_error(ack: frames.Ack) -> 
 
 
 @pytest.mark.law("wire")
-def test_failed_rows_names_each_row_that_is_not_stored_with_its_code() -> None:
-    random = Random(5)
-    for _ in range(300):
-        records = random.randint(1, 70)
-        lines = tuple(
-            frames.RowCode(random.randint(1, 3), f"C{i}", judged=random.random() < 0.5)
-            for i in range(random.randint(1, 12))
-        )
-        failed = {row: random.choice(lines) for row in range(records) if random.random() < 0.3}
-        if not failed:
-            continue
-        bitmap = bytearray((records + 7) // 8)
-        for row in failed:
-            bitmap[row // 8] |= 1 << row % 8
-        counts = [sum(line.outcome == outcome for line in failed.values()) for outcome in (1, 2, 3)]
-        code_rows = struct.pack(f"<{len(failed)}H", *(lines.index(line) for line in failed.values()))
-        if len(lines) == 1:
-            code_rows = b""
-        stored = records - len(failed)
-        judged = bits([line.judged for line in lines])
-        ack = frames.Ack(
-            1, records, stored, counts[0], counts[1], counts[2], 0, 0, 0, 0, bytes(bitmap), code_rows, lines, judged
-        )
-        again = read(frames.encode(ack))
-        assert isinstance(again, frames.Ack)
-        assert dict(again.failed_rows()) == failed
+@settings(max_examples=100)
+@given(
+    lines=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=12),
+    rows=st.lists(st.none() | st.integers(0, 11), min_size=1, max_size=70),
+)
+def test_failed_rows_names_each_row_that_is_not_stored_with_its_code(
+    lines: list[tuple[int, bool]], rows: list[int | None]
+) -> None:
+    codes = tuple(frames.RowCode(outcome, f"C{i}", judged=judged) for i, (outcome, judged) in enumerate(lines))
+    failed = {row: line % len(codes) for row, line in enumerate(rows) if line is not None}
+    counts = [sum(codes[line].outcome == outcome for line in failed.values()) for outcome in (1, 2, 3)]
+    bitmap = bytearray((len(rows) + 7) // 8 if failed else 0)
+    for row in failed:
+        bitmap[row // 8] |= 1 << row % 8
+    code_rows = struct.pack(f"<{len(failed)}H", *failed.values()) if len(codes) > 1 else b""
+    judged = bits([code.judged for code in codes]) if failed else b""
+    tallies = (len(rows) - len(failed), *counts, 0, 0, 0, 0)
+    ack = frames.Ack(1, len(rows), *tallies, bytes(bitmap), code_rows, codes if failed else (), judged)
+    again = read(frames.encode(ack))
+    assert isinstance(again, frames.Ack)
+    assert dict(again.failed_rows()) == {row: codes[line] for row, line in failed.items()}
 
 
 # ---- docs/build/protocol.md says the same as the tables

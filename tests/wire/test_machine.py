@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.errors import ProtocolError
 from producerd.wire import frames
@@ -197,12 +200,11 @@ def test_frame_id_of_reads_the_frame_that_a_message_names() -> None:
 
 
 class Pair:
-    """Two machines joined by queues, driven at random by a client and a daemon that keep the rules."""
+    """Two machines joined by queues, driven by a client and a daemon that keep the rules."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.window = self.random.randint(1, 4)
-        self.sides = {side: open_machine(side, self.window) for side in Side}
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.sides = {side: open_machine(side, window) for side in Side}
         self.queues: dict[Side, deque[tuple[M, int]]] = {side: deque() for side in Side}  # on their way to a side
         self.next_id = 1
         self.answers: dict[int, list[M]] = {}  # what the daemon sent for each frame
@@ -214,11 +216,10 @@ class Pair:
         if side is Side.DAEMON:
             self.answers.setdefault(frame_id, []).append(type_)
 
-    def deliver(self, side: Side) -> None:
+    def deliver(self, side: Side, _: int = 0) -> None:
         type_, frame_id = self.queues[side].popleft()
-        machine = self.sides[side]
-        before = machine.frame_state(frame_id)
-        machine.received(type_, frame_id)
+        before = self.sides[side].frame_state(frame_id)
+        self.sides[side].received(type_, frame_id)
         if side is Side.CLIENT:
             self.got.setdefault(frame_id, []).append(type_)
             if type_ is M.GRANT and before is F.RESERVED:
@@ -226,52 +227,36 @@ class Pair:
         elif type_ is M.CANCEL and before is F.RESERVED:
             self.send(Side.DAEMON, M.REFUSED, frame_id)
 
-    def step(self, *, new: bool) -> None:
-        client, daemon = self.sides[Side.CLIENT], self.sides[Side.DAEMON]
-        ids = range(1, self.next_id)
-        choices: list[tuple[str, int]] = [("deliver", 0) for side in Side if self.queues[side]]
+    def step(self, choice: int, *, new: bool) -> None:
+        client, daemon, ids = self.sides[Side.CLIENT], self.sides[Side.DAEMON], range(1, self.next_id)
+        choices: list[Callable[[], None]] = [partial(self.deliver, side) for side in Side if self.queues[side]]
+        for frame_id in ids:
+            if client.frame_state(frame_id) is F.RESERVED:
+                choices.append(partial(self.send, Side.CLIENT, M.CANCEL, frame_id))
+            if daemon.frame_state(frame_id) is F.RESERVED:
+                choices += [partial(self.send, Side.DAEMON, answer, frame_id) for answer in (M.GRANT, M.REFUSED)]
+            if daemon.frame_state(frame_id) is F.SENT:
+                choices.append(partial(self.send, Side.DAEMON, M.ACK, frame_id))
         if new and client.outstanding < self.window:
-            choices.append(("reserve", self.next_id))
-        choices += [("cancel", i) for i in ids if client.frame_state(i) is F.RESERVED]
-        choices += [(what, i) for i in ids if daemon.frame_state(i) is F.RESERVED for what in ("grant", "refuse")]
-        choices += [("ack", i) for i in ids if daemon.frame_state(i) is F.SENT]
-        if not choices:
-            return
-        what, frame_id = self.random.choice(choices)
-        match what:
-            case "deliver":
-                self.deliver(self.random.choice([side for side in Side if self.queues[side]]))
-            case "reserve":
-                self.next_id += self.random.randint(1, 3)
-                self.send(Side.CLIENT, M.RESERVE, frame_id)
-            case "cancel":
-                self.send(Side.CLIENT, M.CANCEL, frame_id)
-            case "grant":
-                self.send(Side.DAEMON, M.GRANT, frame_id)
-            case "refuse":
-                self.send(Side.DAEMON, M.REFUSED, frame_id)
-            case "ack":
-                self.send(Side.DAEMON, M.ACK, frame_id)
-        # What the client frees later than the daemon never lets the daemon's count pass the window.
-        assert daemon.outstanding <= self.window
+            choices.append(partial(self.send, Side.CLIENT, M.RESERVE, self.next_id))
+        if choices:
+            chosen = choices[choice % len(choices)]
+            chosen()
+            self.next_id += 2 * (chosen.args[1:2] == (M.RESERVE,))
+        assert daemon.outstanding <= self.window, "though the client frees its place later than the daemon"
 
 
 @pytest.mark.law("wire")
-def test_crossing_messages_never_make_the_two_sides_disagree() -> None:
-    """Any ProtocolError fails here: both sides keep the rules, so neither may accuse the other."""
-    crossed = {"grant": 0, "refused": 0}
-    for seed in range(3_000):
-        pair = Pair(seed)
-        for _ in range(40):
-            pair.step(new=True)
-        while any(pair.queues.values()) or pair.sides[Side.CLIENT].outstanding or pair.sides[Side.DAEMON].outstanding:
-            pair.step(new=False)
-        for side in Side:
-            assert pair.sides[side].outstanding == 0, f"seed {seed}"
-        for frame_id, answers in pair.answers.items():
-            assert pair.got[frame_id] == answers
-            # Each RESERVE is answered by exactly one GRANT or REFUSED, each body by exactly one ACK.
-            assert answers in ([M.REFUSED], [M.GRANT], [M.GRANT, M.ACK]), f"seed {seed}: {answers}"
-            crossed["grant"] += answers == [M.GRANT]
-            crossed["refused"] += answers == [M.REFUSED]
-    assert min(crossed.values()) > 100, "the crossings did not happen: the test shows nothing"
+@settings(max_examples=150)
+@given(window=st.integers(1, 4), choices=st.lists(st.integers(0, 59), min_size=20, max_size=60))
+def test_crossing_messages_never_make_the_two_sides_disagree(window: int, choices: list[int]) -> None:
+    """Any ProtocolError fails here: both sides keep the rules, and neither may accuse the other."""
+    pair = Pair(window)
+    for choice in choices:
+        pair.step(choice, new=True)
+    while any(pair.queues.values()) or any(machine.outstanding for machine in pair.sides.values()):
+        pair.step(choices[0], new=False)
+    assert pair.got == pair.answers
+    for answers in pair.answers.values():
+        # Each RESERVE is answered by exactly one GRANT or REFUSED, each body by exactly one ACK.
+        assert answers in ([M.REFUSED], [M.GRANT], [M.GRANT, M.ACK])
