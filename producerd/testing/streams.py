@@ -190,9 +190,9 @@ class FakeStream:
             self._entries.append(entry)
         return sequence_number
 
-    def entries(self) -> list[Entry]:
-        """Return every stored record, in the order of storing."""
-        return list(self._entries)
+    def entries(self, first: int = 0) -> list[Entry]:
+        """Return the stored records from number ``first`` on, in the order of storing."""
+        return self._entries[first:]
 
     def read(self) -> Reading:
         """Return the records that a consumer receives, with aggregates taken apart.

@@ -42,6 +42,14 @@ from tests.simulation.story import first_broken
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
+
+def replace_method(patch: pytest.MonkeyPatch, owner: type, name: str, fault: Callable[..., Any]) -> Callable[..., Any]:
+    """Plant a fault in place of a method, and return the method."""
+    really: Callable[..., Any] = getattr(owner, name)
+    patch.setattr(owner, name, fault)
+    return really
+
+
 SEEDS = range(400)
 """Most plants show within ten."""
 
@@ -109,8 +117,7 @@ def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPa
                     self.ledger.store([piece.span], now)
         really(self, waiting, now)  # with what is left of them
 
-    really = Sender._decide
-    patch.setattr(Sender, "_decide", decide)
+    really = replace_method(patch, Sender, "_decide", decide)
 
 
 @breaks("acknowledgement", **(SPLITS | {"shards": 1, "limit_records": 20, "vanishing": 0.2}))
@@ -123,8 +130,7 @@ def an_aggregate_is_judged_by_the_rows_that_are_left(patch: pytest.MonkeyPatch) 
         copy = (shard_id, min(left)[0], max([last for _, last in left]))
         really(self, waiting._replace(copies=[copy]), now)
 
-    really = Sender._decide
-    patch.setattr(Sender, "_decide", decide)
+    really = replace_method(patch, Sender, "_decide", decide)
 
 
 @breaks("acknowledgement", **SPLITS)
@@ -242,8 +248,7 @@ def room_is_freed_at_the_send(patch: pytest.MonkeyPatch) -> None:
         self.ledger.budget.release(request.records, 0)
         return request
 
-    really = Sender._start
-    patch.setattr(Sender, "_start", start)
+    really = replace_method(patch, Sender, "_start", start)
 
 
 @breaks("AdmissionGate", **ROOMY, body_seconds=1.0)
@@ -252,8 +257,7 @@ def a_cancelled_waiter_keeps_its_grant(patch: pytest.MonkeyPatch) -> None:
         if not ticket.granted:
             really(self, ticket, now)
 
-    really = AdmissionGate.cancel
-    patch.setattr(AdmissionGate, "cancel", cancel)
+    really = replace_method(patch, AdmissionGate, "cancel", cancel)
 
 
 # ---- rows and frames end
@@ -265,8 +269,7 @@ def an_acknowledgement_before_the_last_row(patch: pytest.MonkeyPatch) -> None:
         nearly = [frame for frame in self.frames if frame.unsettled == 1 and frame.owner is not None]
         return [*really(self), *nearly]
 
-    really = Ledger.take_finished
-    patch.setattr(Ledger, "take_finished", take_finished)
+    really = replace_method(patch, Ledger, "take_finished", take_finished)
 
 
 @breaks("Row", **ROOMY)
@@ -278,8 +281,7 @@ def rows_of_a_caller_that_vanished_are_discarded_in_flight(patch: pytest.MonkeyP
             job.state[rows] = QUEUED
         really(self, frame, end, reason, from_row)
 
-    really = Ledger.withdraw
-    patch.setattr(Ledger, "withdraw", withdraw)
+    really = replace_method(patch, Ledger, "withdraw", withdraw)
 
 
 @breaks("Row", kind="mixed", record_ttl_seconds=1.0, linger_seconds=2.0)
@@ -322,8 +324,7 @@ def rows_that_await_a_map_are_lost(patch: pytest.MonkeyPatch) -> None:
         really(self, pieces, copies, now)
         del self._awaiting[-1]
 
-    really = Sender._await_map
-    patch.setattr(Sender, "_await_map", await_map)
+    really = replace_method(patch, Sender, "_await_map", await_map)
 
 
 # ---- shards
@@ -345,8 +346,7 @@ def a_map_that_never_learns(patch: pytest.MonkeyPatch) -> None:
         if self.shard_map is None:
             really(self, shard_map, now)
 
-    really = Pipeline.set_shard_map
-    patch.setattr(Pipeline, "set_shard_map", set_shard_map)
+    really = replace_method(patch, Pipeline, "set_shard_map", set_shard_map)
 
 
 @breaks("ShardMap", **SPLITS)
@@ -391,8 +391,7 @@ def the_lane_of_all_shards_is_sent_whatever_there_is(patch: pytest.MonkeyPatch) 
             found.pacer = None
         return found
 
-    really = Lanes._lane
-    patch.setattr(Lanes, "_lane", lane)
+    really = replace_method(patch, Lanes, "_lane", lane)
 
 
 # ---- pace
@@ -463,8 +462,7 @@ def what_a_pause_holds_is_due_all_the_time(patch: pytest.MonkeyPatch) -> None:
     def next_time(self: Sender) -> float:
         return min(really(self), self.lanes.next_time())
 
-    really = Sender.next_time
-    patch.setattr(Sender, "next_time", next_time)
+    really = replace_method(patch, Sender, "next_time", next_time)
 
 
 @breaks("NodeInFlight", **OPERATED, sizes=(100, 2_000, 20_000), limit_bytes=64 << 20)
@@ -483,8 +481,7 @@ def what_had_no_answer_is_forgotten_by_the_node(patch: pytest.MonkeyPatch) -> No
         self.in_flight.node.take(self.in_flight, 1)
         really(self, request, failed, now)
 
-    really = Sender._failed
-    patch.setattr(Sender, "_failed", failed)
+    really = replace_method(patch, Sender, "_failed", failed)
 
 
 @breaks("flush", **OPERATED)
@@ -493,8 +490,7 @@ def a_flush_counts_rows_that_had_ended_before_it(patch: pytest.MonkeyPatch) -> N
         really(self, frames, done)
         self._ended = dict.fromkeys(Outcome, 0)
 
-    really = Flushing.__init__
-    patch.setattr(Flushing, "__init__", init)
+    really = replace_method(patch, Flushing, "__init__", init)
 
 
 @breaks("flush", **OPERATED)
@@ -503,8 +499,7 @@ def a_flush_waits_for_frames_that_came_later(patch: pytest.MonkeyPatch) -> None:
         if frame in self._frames and len(self._frames) > 1:
             really(self, frame)
 
-    really = Flushing.finished
-    patch.setattr(Flushing, "finished", finished)
+    really = replace_method(patch, Flushing, "finished", finished)
 
 
 @pytest.mark.promise("answers-wrong-number")

@@ -89,7 +89,7 @@ def met_in(sim: Simulation) -> dict[str, int]:
     silent = {"requests reset": replies["reset"], "replies lost": replies["lost"], "no answer": replies["hang"]}
     throttled = results[THROTTLED]
     return {
-        "steps": sim.laws._deep,
+        "steps": sim.laws.steps,
         "requests that failed": replies.total() - replies["ok"] - sum(silent.values()),
         **silent,
         "entries throttled": throttled,

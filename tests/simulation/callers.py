@@ -67,13 +67,15 @@ class WatchedFrame(Frame):
         if self.accepted:
             self.laws.row_ends(self, int(rows.min()), end)
         super().end(rows, end)
+        self.laws.row_settles(self)
 
     def drop(self, records: int) -> None:
         self.dropped += records
         super().drop(records)
+        self.laws.row_settles(self)
 
-    def _settle(self, records: int) -> None:
-        super()._settle(records)
+    def store(self, records: int) -> None:
+        super().store(records)
         self.laws.row_settles(self)
 
 
@@ -172,7 +174,7 @@ class Session:
         self.sim.laws.room_is_granted(self)
         self.granted_ticket = ticket
         self.unacked_bytes += ticket.layout.charge_bytes
-        self.sim.after(self.sim.random.uniform(0, self.sim.body_seconds), lambda: self._body_arrives(ticket))
+        self.sim.after(self.sim.random.uniform(0, self.sim.body_seconds), lambda: self.body_arrives(ticket))
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
         self.sent[ticket.frame_id].ticket = None
@@ -191,7 +193,7 @@ class Session:
             waits_for.discard(frame)
         self.flushes = [waits_for for waits_for in self.flushes if waits_for]
 
-    def _body_arrives(self, ticket: Ticket) -> None:
+    def body_arrives(self, ticket: Ticket) -> None:
         """As `producerd.runtime.session` accepts it."""
         if self.granted_ticket is not ticket:
             return

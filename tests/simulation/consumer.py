@@ -22,8 +22,8 @@ class Consumer:
         """Read on, or begin with another stream of that name."""
         if stream is not self._stream:
             self._stream, self._seen = stream, 0
-        entries = stream._entries
-        for entry in entries[self._seen :] if len(entries) > self._seen else ():
+        entries = stream.entries(self._seen)
+        for entry in entries:
             inside = deaggregate(entry.data)
             if inside is None:
                 self._hand_over(User(entry.partition_key, entry.data))
@@ -36,7 +36,7 @@ class Consumer:
             else:
                 self.dropped_aggregates += 1
                 self.copies.update(users)
-        self._seen = len(entries)
+        self._seen += len(entries)
 
     def has(self, row: Row) -> bool:
         """Return whether the consumer received all of a row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -97,13 +97,14 @@ class Laws:
         self.seen: set[str] = set()  # where rows were
         self.longest_timeout_seconds = 0.0
         self._used = (0, 0)
-        self._deep = 0
+        self.steps = 0
         self._ended = 0  # rows, when something was stored last
         self._unanswered = _Lately(self.OUTAGE_SECONDS)  # requests that left since then
         self._failed = _Lately(self.OUTAGE_SECONDS)  # requests that failed as a whole, since one had an answer
         self._wakes = _Lately(1.0)
         self.flushes: list[Watched] = []  # the operator's
-        self.others_single: list[int] = []  # bytes of the other streams' single rows that are on their way
+        self.others_bytes: Counter[object] = Counter()  # on their way from each other stream
+        self.others_single: list[int] = []  # the bytes of their single rows among these
         self.reached: dict[Shard, list[tuple[float, Any]]] = {}  # when entries were sent, and their sizes
 
     # ---- after every step
@@ -118,8 +119,8 @@ class Laws:
             flush.hold()
         if self.sim.pipeline.goes_plain:
             self.seen.add("plain for lack of a map")
-        self._deep += 1
-        if self._deep % 8 == 0:
+        self.steps += 1
+        if self.steps % 8 == 0:
             self.rows_in_a_request_are_not_settled()
             self.rows_wait_in_the_lane_of_their_shard()
             self.seen.add(f"held by {self.sim.pipeline.holding(self.sim.now).cause}")
@@ -130,8 +131,10 @@ class Laws:
         budget, ledger = sim.budget, sim.pipeline.ledger
         granted = [session.granted_ticket for session in sim.sessions if session.granted_ticket is not None]
         granted_bytes = sum([ticket.layout.charge_bytes for ticket in granted])
-        if sim.gate._unreceived_bytes != granted_bytes:
-            raise LawBroken("AdmissionGate", f"{sim.gate._unreceived_bytes} granted, {granted_bytes} on their way")
+        for session in sim.sessions:
+            held_bytes = session.member.taken_bytes
+            if held_bytes != session.unacked_bytes and not session.gone:
+                raise LawBroken("AdmissionGate", f"a session holds {session.unacked_bytes} bytes, and not {held_bytes}")
         records = sum([frame.unsettled for frame in ledger.frames]) + sum([t.layout.records for t in granted])
         if budget.used_records != records:
             raise LawBroken("QueueBudget", f"{budget.used_records} records are taken, {records} are there")
@@ -159,14 +162,15 @@ class Laws:
         single = [request.bytes for request in in_flight if request.records == 1]
         if node.used_bytes > node.limit_bytes + max([0, *single, *self.others_single]):
             raise LawBroken("NodeInFlight", f"{node.used_bytes} bytes of {node.limit_bytes} are on their way")
-        if node._used.get(in_flight, 0) != in_flight.bytes or in_flight.bytes != sum([r.bytes for r in in_flight]):
+        others = self.others_bytes
+        if node.used_bytes - others.total() != in_flight.bytes or in_flight.bytes != sum([r.bytes for r in in_flight]):
             raise LawBroken("NodeInFlight", f"{in_flight.bytes} bytes are on their way, and others are counted")
         if not in_flight and min(in_flight.request_bytes, node.floor_bytes) < min(
             node.floor_bytes, self.sim.pipeline.rules.entries.request_max_bytes
         ):
             raise LawBroken("NodeInFlight", "a stream with nothing on its way has no room for a request")
-        others = [used - node.floor_bytes for other, used in node._used.items() if other is not in_flight]
-        overfull = sum([max(0, beyond) for beyond in others]) > node.limit_bytes - node.limit_bytes // 2
+        beyond_floors = sum([max(0, used - node.floor_bytes) for used in others.values()])
+        overfull = beyond_floors > node.limit_bytes - node.limit_bytes // 2
         if not in_flight and overfull is not in_flight.waits_with_larger:
             raise LawBroken("NodeInFlight", "a larger row may go with another stream's, or waits without one")
 
@@ -211,8 +215,7 @@ class Laws:
     def hold_at_rest(self) -> None:
         """That what is due is done comes last: the others name what is at fault."""
         self.expired_rows_have_ended()
-        self.buckets_are_full_before_long()
-        self.full_buckets_let_any_entry_go()
+        self.buckets_are_full_before_long_and_let_any_entry_go()
         self.what_is_due_is_done()
 
     def expired_rows_have_ended(self) -> None:
@@ -224,19 +227,16 @@ class Laws:
             if rows:
                 raise LawBroken("Row", f"{rows} rows of frame {frame.frame_id} still wait, and their TTL has passed")
 
-    def buckets_are_full_before_long(self) -> None:
-        """A lane never waits for tokens that its bucket can't hold."""
-        for until, _, lane in self.sim.pipeline.sender.lanes._held:
-            seconds = until - max(self.sim.now, lane.hold_until, lane.map_until or 0.0)
-            if seconds > self.LONGEST_PACE_SECONDS:
-                raise LawBroken("Pacer", f"the rows of {lane.shard.shard_id} are to wait {seconds:g} s for their pace")
-
-    def full_buckets_let_any_entry_go(self) -> None:
-        """However large the first row of a lane is."""
+    def buckets_are_full_before_long_and_let_any_entry_go(self) -> None:
+        """A lane never waits for tokens that its bucket can't hold, however large its first row is."""
         now = self.sim.now
-        for until, _, lane in self.sim.pipeline.sender.lanes._held:
-            pacer = lane.pacer if until <= now else None
-            if pacer is not None and pacer.ready_at(now, ANY) <= now and not pacer.allowance(now).one_larger:
+        for lane in self.sim.pipeline.sender.lanes:
+            if lane.pacer is None or not lane.queued:
+                continue
+            full_at = lane.pacer.ready_at(now, ANY)
+            if full_at - now > self.LONGEST_PACE_SECONDS:
+                raise LawBroken("Pacer", f"{lane.shard.shard_id} is to wait {full_at - now:g} s for its pace")
+            if full_at <= now and not lane.pacer.allowance(now).one_larger:
                 raise LawBroken("Pacer", f"the bucket of {lane.shard.shard_id} is full, and its first row may not go")
 
     def what_is_due_is_done(self) -> None:

@@ -125,9 +125,9 @@ class Operator:
     def _others_send(self) -> None:
         """A stream of the same node has a request on its way for a while, or a row larger than its room."""
         node, other = self.sim.pipeline.sender.in_flight.node, self.random.choice(self._others)
-        single = self.sim.laws.others_single
+        sent, single = self.sim.laws.others_bytes, self.sim.laws.others_single
         bytes_ = self.random.randint(0, max(0, node.room(other)))
-        is_single = node.takes_larger and other not in node._used and self.random.random() < 0.3
+        is_single = node.takes_larger and not sent[other] and self.random.random() < 0.3
         if is_single:
             bytes_ = node.limit_bytes
             single.append(bytes_)
@@ -135,10 +135,12 @@ class Operator:
 
         def end() -> None:
             node.release(other, bytes_)
+            sent[other] -= bytes_
             if is_single:
                 single.remove(bytes_)
 
         if bytes_ > 0:
             node.take(other, bytes_)
+            sent[other] += bytes_
             self.sim.after(self.random.choice([0.1, 5.0, LONGEST_SECONDS]), end)
             self.met.add("others")

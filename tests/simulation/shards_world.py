@@ -111,21 +111,21 @@ class World(Simulation):
         if until_known:
             self.run(0.1)
 
-    def _arrive(self, request: Request, encoded: EncodedRequest, *rest: Any) -> None:
-        arrive = super()._arrive
+    def arrive(self, request: Request, encoded: EncodedRequest, *rest: Any) -> None:
+        arrive = super().arrive
         if self.uplink is None:
             arrive(request, encoded, *rest)
         else:
             self.uplink.send(request, len(encoded.body), lambda: arrive(request, encoded, *rest))
 
-    def _complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
+    def complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
         if self.uplink is not None:
             self.uplink.give_up(request)
         if isinstance(outcome, Answer) and request.encoded is not None:
             rows = np.diff(request.encoded.ends, prepend=0)
             for place, shard_id in enumerate(outcome.shard_table):
                 self.rows_of[shard_id] += int(rows[outcome.shards == place].sum())
-        super()._complete(request, outcome)
+        super().complete(request, outcome)
 
     def caller(self, frame: Columns) -> Caller:
         caller = Caller(self, frame)
@@ -213,8 +213,8 @@ class Caller(Session):
     def may_receive(self, charge_bytes: int) -> bool:
         return len(self.unacked) < 64 and super().may_receive(charge_bytes)
 
-    def _body_arrives(self, ticket: Any) -> None:
-        super()._body_arrives(ticket)
+    def body_arrives(self, ticket: Any) -> None:
+        super().body_arrives(ticket)
         frame = self.sent[ticket.frame_id].frame
         if frame is not None:
             self._began[frame] = self.sim.now

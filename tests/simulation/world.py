@@ -165,7 +165,7 @@ class Simulation:
         self.run(inf, stop=lambda: not self._busy)
         for request in list(self.pipeline.sender.in_flight):
             failed = RequestFailed(Code.UNREACHABLE, "given up", maybe_stored=request.encoded is not None)
-            self._complete(request, failed)
+            self.complete(request, failed)
         orphans = self.pipeline.abandon()
         self._settle()
         self.laws.hold()
@@ -292,7 +292,7 @@ class Simulation:
 
     def _send(self, request: Request, encoded: EncodedRequest | RequestFailed) -> None:
         if isinstance(encoded, RequestFailed):
-            self._complete(request, encoded)
+            self.complete(request, encoded)
             return
         records = request.records
         self.pipeline.encoded(request, encoded, self.now)
@@ -308,9 +308,9 @@ class Simulation:
         sent_at = self.now
         timed_out = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
         self._answer_after(request.timeout_seconds, request, timed_out)
-        self.after(self.random.uniform(*self.arrival_seconds), lambda: self._arrive(request, encoded, sent_at))
+        self.after(self.random.uniform(*self.arrival_seconds), lambda: self.arrive(request, encoded, sent_at))
 
-    def _arrive(self, request: Request, encoded: EncodedRequest, sent_at: float) -> None:
+    def arrive(self, request: Request, encoded: EncodedRequest, sent_at: float) -> None:
         """The service has it, maybe after the caller gave up waiting."""
         reply = self.kinesis.handle("PutRecords", encoded.body, self.now, content_type=encoded.content_type)
         if reply.how in ("lost", "replaced") or reply.status == 200:
@@ -327,11 +327,11 @@ class Simulation:
     def _answer_after(self, seconds: float, request: Request, outcome: Answer | RequestFailed) -> None:
         def arrived() -> None:
             if request in self._open_calls:
-                self._complete(request, outcome)
+                self.complete(request, outcome)
 
         self.after(seconds, arrived)
 
-    def _complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
+    def complete(self, request: Request, outcome: Answer | RequestFailed) -> None:
         self._open_calls.pop(request, None)
         self._sent_rows.pop(request, None)
         if isinstance(outcome, RequestFailed):
