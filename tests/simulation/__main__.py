@@ -1,4 +1,8 @@
-"""./dev simulate [--seeds N] [--from S] [--json]: stories of one stream, until one breaks a law."""
+"""./dev simulate [--seeds N] [--from S] [--json]: stories of one stream, until one breaks a law.
+
+./dev simulate --machines [--examples N]: random callers of the gate and random rows for the lanes, until a rule breaks.
+The tests run the same machines for some seconds.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,55 @@ import math
 import re
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from producerd.testing.faults import THROTTLED
 from tests.simulation import at_the_end, laws, story
+from tests.simulation.gate_machine import GateMachine
+from tests.simulation.lane_machine import LaneMachine
 from tests.simulation.laws import OWN_CHECKS, LawBroken
 from tests.simulation.story import Story, how_to_see
 from tests.simulation.world import Simulation
+
+MACHINES: Final[dict[str, type[RuleBasedStateMachine]]] = {"gate": GateMachine, "lanes": LaneMachine}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1 where a law was broken, or the code failed."""
     options = _parser().parse_args(arguments)
+    return run_machines(options.examples) if options.machines else tell_stories(options)
+
+
+def run_machines(examples: int) -> int:
+    """Run each machine with this many examples, which differ from run to run."""
+    long = settings(
+        max_examples=examples,
+        stateful_step_count=50,
+        derandomize=False,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    for name, machine in MACHINES.items():
+        began = time.monotonic()
+        try:
+            run_state_machine_as_test(machine, settings=long)
+        except Exception:  # of any type: the report is the example
+            traceback.print_exc()
+            print(f"the machine of the {name} broke a rule, see above", file=sys.stderr)
+            return 1
+        print(f"{name}: {examples} examples in {time.monotonic() - began:.1f} s, and every rule held")
+    return 0
+
+
+def tell_stories(options: argparse.Namespace) -> int:
     met: Counter[str] = Counter()
     result: dict[str, Any] = {"name": "simulate", "first_seed": options.first, "stories": 0, "laws": laws_looked_at()}
     began = told_at = time.monotonic()
@@ -63,6 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_from(1), default=200, metavar="N", help="how many stories (default: 200)")
     parser.add_argument(
         "--from", type=_from(0), default=0, dest="first", metavar="S", help="the first seed (default: 0)"
+    )
+    parser.add_argument("--machines", action="store_true", help="random use of the gate and the lanes, and no stories")
+    parser.add_argument(
+        "--examples", type=_from(1), default=2_000, metavar="N", help="how many for each machine (default: 2000)"
     )
     parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
     return parser

@@ -6,23 +6,24 @@ import json
 
 import pytest
 
+from producerd.core.lanes.lanes import Lanes
 from tests.simulation.__main__ import laws_looked_at, main
 from tests.simulation.laws import LawBroken
 from tests.simulation.story import Story
 
 
 def test_it_tells_the_laws_that_were_looked_at_and_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "12", "--from", "3"]) == 0
+    assert main(["--seeds", "5", "--from", "3"]) == 0
     held, looked_at, met = capsys.readouterr().out.splitlines()
-    assert held.startswith("12 stories in ")
+    assert held.startswith("5 stories in ")
     assert held.endswith("and every law held")
     assert looked_at == f"laws looked at: {', '.join(laws_looked_at())}"
     assert met.startswith("met: steps ")
-    assert main(["--seeds", "12", "--from", "3", "--json"]) == 0
+    assert main(["--seeds", "5", "--from", "3", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
-    assert (told["stories"], told["first_seed"], told["laws"]) == (12, 3, laws_looked_at())
+    assert (told["stories"], told["first_seed"], told["laws"]) == (5, 3, laws_looked_at())
     assert met == f"met: {', '.join(f'{what} {count:,}' for what, count in told['met'].items())}"
-    assert told["met"]["steps"] > 1_000
+    assert told["met"]["steps"] > 500
     assert sum(told["met"].values()) > told["met"]["steps"], "something was met"
 
 
@@ -48,6 +49,22 @@ def test_a_broken_law_is_told_with_its_seed(
         "Row: a row is gone",
         "seed 5; to see it alone: ./dev simulate --seeds 1 --from 5",
     ]
+
+
+def test_machines_run_as_many_examples_as_are_asked_for_until_one_breaks_a_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--machines", "--examples", "2"]) == 0
+    assert [line.partition(" in ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "gate: 2 examples",
+        "lanes: 2 examples",
+    ]
+    monkeypatch.setattr(Lanes, "line_up", lambda self, lane: None)
+    assert main(["--machines", "--examples", "40"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("gate: 40 examples")
+    assert "rows wait forever" in err
+    assert err.endswith("the machine of the lanes broke a rule, see above\n")
 
 
 @pytest.mark.parametrize(
