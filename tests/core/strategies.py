@@ -37,7 +37,7 @@ def some_rows(
     sizes: st.SearchStrategy[int] = SIZES,
     hash_keys: st.SearchStrategy[bytes | None] = GIVEN_HASH_KEYS,
 ) -> list[Row]:
-    """Some runs of rows that are alike but for their data."""
+    """Some runs of rows that are alike except their data."""
     rows: list[Row] = []
     plain = draw(st.booleans())
     for key, size, count, hash_key in draw(st.lists(st.tuples(keys, sizes, COUNTS, hash_keys), min_size=1, max_size=6)):
@@ -74,7 +74,7 @@ def entry_rules(draw: st.DrawFn) -> EntryRules:
 
 @st.composite
 def inner_records(draw: st.DrawFn, *, tag: bytes = b"", max_runs: int = 5) -> list[InnerRecord]:
-    """Records of an aggregate, some of them alike but for their data, which begins with ``tag`` if it has any."""
+    """Records of an aggregate, some of them alike except their data, which begins with ``tag`` if it has any."""
     key = st.sampled_from([EACH_ITS_OWN, b"k0", b"k1", "é€😀".encode(), "é€😀".encode() * 60, b"x" * 256, b'"\\\x00'])
     hash_key = st.sampled_from([None, None, b"0", b"7"]) | HASH_KEYS
     size, count = st.sampled_from([0, 1, 127, 128, 300, 16_384]), st.sampled_from([1, 1, 2, 30])

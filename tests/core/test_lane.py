@@ -105,6 +105,17 @@ def test_a_lane_without_a_pacer_is_not_paced() -> None:
     assert (lane.use(5.0), lane.aggregate_max_bytes) == (0.0, 0)
 
 
+def test_a_lane_hands_answers_and_rules_to_its_pacer_if_it_has_one() -> None:
+    pacer = Pacer()
+    lane, unpaced = Lane(EVERYTHING, pacer), Lane(EVERYTHING, None)
+    lane.pace(0, 1, 5.0, 5.0, lambda times: 10.0)
+    assert (lane.backs_off(5.0), pacer.rate_records) == (True, 125)
+    for each in (lane, unpaced):
+        each.set_rules(700, 0.5, 5.0)
+        assert each.aggregate_max_bytes == 700
+    assert pacer.rate_records == 62.5
+
+
 def test_a_number_that_fell_is_the_one_that_later_numbers_are_compared_with() -> None:
     """A shard of a stream that was made again begins at lower numbers."""
     lane = Lane(EVERYTHING, None)

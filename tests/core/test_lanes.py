@@ -99,7 +99,7 @@ class Line:
         (found,) = [lane for lane in self.lanes if lane.shard.shard_id == name]
         return found
 
-    def mark(self, shard: int, **changes: int) -> None:
+    def mark(self, shard: int, **changes: Any) -> None:
         """Change all spans that wait in a lane."""
         lane = self.lane(shard)
         lane.extend([span._replace(**changes) for span in lane.take_all()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import pytest
@@ -40,12 +40,13 @@ from producerd.errors import Outcome
 from producerd.testing import Fault
 from tests.simulation.story import first_broken
 
+M = TypeVar("M", bound=Callable[..., Any])
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def replace_method(patch: pytest.MonkeyPatch, owner: type, name: str, fault: Callable[..., Any]) -> Callable[..., Any]:
+def replace_method(patch: pytest.MonkeyPatch, owner: type, name: str, fault: M) -> M:
     """Plant a fault in place of a method, and return the method."""
-    really: Callable[..., Any] = getattr(owner, name)
+    really: M = getattr(owner, name)
     patch.setattr(owner, name, fault)
     return really
 

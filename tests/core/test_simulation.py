@@ -16,9 +16,6 @@ from tests.simulation.story import first_broken
 
 pytestmark = [pytest.mark.law(owner) for owner in ("QueueBudget", "Frame", "Row", "Lane", "Pipeline", "NodeInFlight")]
 
-REGRESSIONS: tuple[int, ...] = ()
-"""Seeds that broke a law once."""
-
 IS_MET = {
     *("filling", "sorting", "queued", "in flight", "awaiting a map", "handed back", "dropped", "refused", "broken"),
     *(f"outcome {outcome.name}" for outcome in Outcome),
@@ -42,11 +39,6 @@ IS_MET = {
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_every_accepted_row_ends_once_and_every_row_that_is_acknowledged_can_be_read(first: int) -> None:
     broken = first_broken(range(first, first + 20))
-    assert broken is None, broken
-
-
-def test_what_broke_a_law_once_does_not_again() -> None:
-    broken = first_broken(REGRESSIONS)
     assert broken is None, broken
 
 

@@ -58,9 +58,9 @@ class LaneMachine(RuleBasedStateMachine):
         fraction=st.sampled_from([1.0, 0.3, 0.01]),
     )
     def begin(self, shards: int, fraction: float, **rules: Any) -> None:
-        self.rules = make_rules(**rules).entries
+        self.entry_rules = make_rules(**rules).entries
         self.fraction = fraction
-        self.lanes = Lanes(self.rules, lambda: Pacer(fraction))
+        self.lanes = Lanes(self.entry_rules, lambda: Pacer(fraction))
         self.now = 0.0
         self.maps = [self.make_map(shards)]
         self.lanes.learn(self.maps[-1])
@@ -120,16 +120,16 @@ class LaneMachine(RuleBasedStateMachine):
     def encode_and_send(self, taken: Taken) -> None:
         request = Request(taken, self.lanes.map)
         for lane in request.lanes:
-            assert not (self.rules.per_key and lane.in_flight), "one request of a lane at a time"
+            assert not (self.entry_rules.per_key and lane.in_flight), "one request of a lane at a time"
             lane.sent()
         for span in request.spans:
             assert (span.job.state[span.first : span.last] == QUEUED).all(), "a row that ended is not sent"
             span.job.begin(span.first, span.last)
         assert request.records
-        assert request.bytes <= self.rules.request_max_bytes or request.records == 1
-        encoded = encode(ADDRESS, request.numbered, self.rules, request.aggregate_bytes, request.shard_map)
-        assert 1 <= encoded.entries <= self.rules.request_max_records
-        assert encoded.payload_bytes <= self.rules.request_max_bytes or encoded.entries == 1
+        assert request.bytes <= self.entry_rules.request_max_bytes or request.records == 1
+        encoded = encode(ADDRESS, request.numbered, self.entry_rules, request.aggregate_bytes, request.shard_map)
+        assert 1 <= encoded.entries <= self.entry_rules.request_max_records
+        assert encoded.payload_bytes <= self.entry_rules.request_max_bytes or encoded.entries == 1
         lanes, of_lanes = request.lanes, encoded.of_lanes(len(request.lanes))
         back = request.keep(int(encoded.ends[-1])) if encoded.ends[-1] < request.records else []
         for place, (lane, (entries, bytes_)) in enumerate(zip(lanes, of_lanes, strict=True)):
@@ -153,7 +153,7 @@ class LaneMachine(RuleBasedStateMachine):
                 assert number > self.last_taken.get(name, -1), "overtaken by a row of its key that came later"
                 self.taken.add(number)
                 self.last_taken[name] = number
-        if self.rules.per_key and not any(request.aggregate_bytes):
+        if self.entry_rules.per_key and not any(request.aggregate_bytes):
             keys = [
                 (lane, self.names[at][0]) for lane, span in request.pieces for at in self.numbers([Piece(lane, span)])
             ]
@@ -203,7 +203,7 @@ class LaneMachine(RuleBasedStateMachine):
         for number in self.numbers(pieces):
             assert number not in self.ended, "a row ends once"
             self.ended.add(number)
-            if self.rules.per_key:
+            if self.entry_rules.per_key:
                 assert number > self.last_stored.get(self.names[number], -1), "the order of a key is kept"
                 self.last_stored[self.names[number]] = number
         for _, span in pieces:
@@ -271,5 +271,5 @@ class LaneMachine(RuleBasedStateMachine):
             records = max(0.0, records - records_rate * (now - before)) + more_records
             bytes_ = max(0.0, bytes_ - bytes_rate * (now - before)) + more_bytes
             before = now
-            assert records <= most_records + 0.01 or self.rules.aggregate  # whose number is estimated
+            assert records <= most_records + 0.01 or self.entry_rules.aggregate  # whose number is estimated
             assert bytes_ <= most_bytes + 2 * number + 2, "rounded down by a byte each time"

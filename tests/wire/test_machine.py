@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -229,7 +228,7 @@ class Pair:
 
     def step(self, choice: int, *, new: bool) -> None:
         client, daemon, ids = self.sides[Side.CLIENT], self.sides[Side.DAEMON], range(1, self.next_id)
-        choices: list[Callable[[], None]] = [partial(self.deliver, side) for side in Side if self.queues[side]]
+        choices: list[partial[None]] = [partial(self.deliver, side) for side in Side if self.queues[side]]
         for frame_id in ids:
             if client.frame_state(frame_id) is F.RESERVED:
                 choices.append(partial(self.send, Side.CLIENT, M.CANCEL, frame_id))

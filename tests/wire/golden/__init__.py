@@ -143,10 +143,10 @@ def read(path: Path) -> list[Golden]:
 def messages() -> Iterator[Golden]:
     for message in MESSAGES:
         name = frames.number_of(message).name
-        bare = _bare(message)
+        without = bare(message)
         yield _golden(f"{name} with every field", message)
-        if bare != message:
-            yield _golden(f"{name} with required fields alone", bare)
+        if without != message:
+            yield _golden(f"{name} with required fields alone", without)
         whole = _golden(f"{name} with every field {LATER}", message)
         size = len(whole.data) - HEADER.size + len(LATER_FIELD)
         yield whole._replace(data=whole.data[:4] + struct.pack("<I", size) + whole.data[HEADER.size :] + LATER_FIELD)
@@ -161,7 +161,7 @@ def _golden(name: str, message: Message | Rows) -> Golden:
     return Golden(name, message, encoded(message))
 
 
-def _bare(message: Message) -> Message:
+def bare(message: Message) -> Message:
     """The same without what it may leave out."""
     defaults = {field.name: field.default for field in fields(message) if field.default is not MISSING}
     if isinstance(message, frames.Hello):  # required on the wire
