@@ -23,6 +23,7 @@ from hypothesis import Phase
 from tests import cpu_times
 from tests.daemon import SERVICE_PYTHON
 from tests.spark.jvm import SHORT_JVM, short_jvm
+from tools import copy_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,6 +183,5 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def copy_of_this_tree(copy: Path) -> None:
     """Copy the files of which a build is made."""
-    # Not what an earlier build made, nor what other tests are making: a file that goes meanwhile would be an error.
-    others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "spark-warehouse", "artifacts")
-    shutil.copytree(ROOT, copy, ignore=others)
+    # Not what other tests are making either: a file that goes meanwhile would be an error.
+    copy_tree(ROOT, copy, "spark-warehouse", "artifacts")

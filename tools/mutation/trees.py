@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
+from tools import copy_tree
 from tools.mutation.faults import Planted
 from tools.mutation.loaded import STARTS_PROCESSES, Loaded, Ran, kill
 
@@ -36,10 +36,12 @@ def files_for(module: str, root: Path) -> tuple[list[str], list[str], list[str]]
         rf"^\s*(from|import) {re.escape(name)}\b|^\s*from {re.escape(folder)} import .*\b{last}\b", re.MULTILINE
     )
     package = name.removeprefix("producerd.").split(".")[0]
-    own = (f"tests/{package}/", f"tests/test_{package}")
+    own: tuple[str, ...] = (f"tests/{package}/", f"tests/test_{package}")
     files = [path.relative_to(root).as_posix() for path in sorted((root / "tests").rglob("test_*.py"))]
     files = [file for file in files if not file.startswith(NOT_ASKED)]
     importing = [file for file in files if file == DOCUMENTS or imported.search((root / file).read_text())]
+    if folder == "producerd":  # cli, errors, printing: such a module serves both commands
+        own = (*own, "tests/test_cli", "tests/test_ctl")
     first = [file for file in importing if file.startswith(own)]
     first.sort(key=lambda file: not file.endswith(f"/test_{last}.py"))
     then = [file for file in files if (file.startswith(own) or file in importing) and file not in first]
@@ -102,8 +104,7 @@ class Trees:
         self._lock = threading.Lock()
         self._files = sorted({file for module in modules for files in files_for(module, root) for file in files})
         for number in range(workers):
-            others = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-            shutil.copytree(root, folder / str(number), ignore=others)
+            copy_tree(root, folder / str(number))
             self._free.put(folder / str(number))
 
     def uncollected(self) -> str:
