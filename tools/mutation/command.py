@@ -22,10 +22,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from tools import ROOT
+from tools.mutation.equivalents import find
 from tools.mutation.faults import Planted, faults, read_equivalents
 from tools.mutation.trees import Trees
 
-MODULES = ["producerd/core", "producerd/runtime", "producerd/wire", "producerd/config", "spark_client"]
+MODULES = [
+    *("producerd/core", "producerd/runtime", "producerd/wire", "producerd/config", "producerd/ctl", "spark_client"),
+    *("producerd/cli.py", "producerd/errors.py", "producerd/printing.py"),
+]
+"""All of the product but producerd/demo and producerd/testing, which neither the daemon nor the client loads."""
 EQUIVALENTS = "tools/equivalents.toml"
 
 
@@ -72,17 +77,20 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     if absent := [name for name in options.modules if not (root / name).exists()]:
         parser.error(f"not there: {' '.join(absent)}")
     modules = modules_of(options.modules or MODULES, root)
-    every = [planted for module in modules for planted in faults(module, (root / module).read_text())]
+    texts = {module: (root / module).read_text() for module in modules}
+    every = [planted for module, text in texts.items() for planted in faults(module, text)]
     random.Random(options.seed).shuffle(every)
-    known = read_equivalents(root / EQUIVALENTS)
+    entries = read_equivalents(root / EQUIVALENTS)
+    found = find(entries, [planted.fault for planted in every], texts)
+    for old, new in found.renamed.items():
+        print(f"{EQUIVALENTS}: taken for a new name: {old} -> {new}", file=sys.stderr)
+    for gone in [*found.stale, *(entry for entry in entries if not (root / entry.module).exists())]:
+        print(f"{EQUIVALENTS}: cannot be planted any more: {gone}", file=sys.stderr)
     drawn: list[Planted] = []
     passed_over: list[Planted] = []
     for planted in every:
         if len(drawn) < options.count:
-            (passed_over if planted.fault in known else drawn).append(planted)
-    for gone in known.keys() - {planted.fault for planted in every}:
-        if gone.module in modules or not (root / gone.module).exists():
-            print(f"{EQUIVALENTS}: cannot be planted any more: {gone}", file=sys.stderr)
+            (passed_over if planted.fault in found.reasons else drawn).append(planted)
 
     out = sys.stderr if options.json else sys.stdout
     rows: list[Row] = []
@@ -92,7 +100,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         print(f"{len(rows)}/{len(passed_over) + len(drawn)} {rows[-1]}", file=out, flush=True)
 
     for planted in passed_over:
-        report(planted, "equivalent", known[planted.fault])
+        report(planted, "equivalent", found.reasons[planted.fault])
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         trees = Trees(root, Path(folder), options.workers, sorted({planted.fault.module for planted in drawn}))
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, which its module, function and statement identify.  Line numbers change too often for that."""
+    """One fault, which its module, function and statement identify.  Line numbers change too often for that.
+
+    The operands of `and` and `or` are numbered through a statement from 1, because their text may change.
+    """
 
     module: str
     function: str
@@ -32,6 +36,7 @@ class Site:
     function: str
     result: str  # the type that the function returns, as it is annotated
     statement: str  # its first line
+    first_operand: int  # the number of a BoolOp's first operand in its statement
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,13 @@ def faults(module: str, text: str) -> Iterator[Planted]:
 def sites(tree: ast.Module) -> Iterator[Site]:
     """Yield every node in which a fault may stand: none in annotations, decorators or what only type checkers read."""
 
-    def below(node: ast.AST, function: str, result: str, statement: str) -> Iterator[Site]:
+    def below(node: ast.AST, function: str, result: str, statement: str, operands: Iterator[int]) -> Iterator[Site]:
         if isinstance(node, ast.Import | ast.ImportFrom) or is_for_type_checkers(node):
             return
         if isinstance(node, ast.stmt):
-            statement = first_line(node)
-        yield Site(node, function, result, statement)
+            statement, operands = first_line(node), itertools.count(1)
+        numbers = [next(operands) for _ in node.values] if isinstance(node, ast.BoolOp) else [0]
+        yield Site(node, function, result, statement, numbers[0])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             function = f"{function}.{node.name}".lstrip(".")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -107,9 +113,9 @@ def sites(tree: ast.Module) -> Iterator[Site]:
             if field not in NOT_PLANTED:
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST) and not (isinstance(child, ast.keyword) and child.arg == "strict"):
-                        yield from below(child, function, result, statement)
+                        yield from below(child, function, result, statement, operands)
 
-    return below(tree, "", "", "")
+    return below(tree, "", "", "", itertools.count(1))
 
 
 def first_line(statement: ast.stmt) -> str:
@@ -137,8 +143,8 @@ def changes(site: Site) -> Iterator[Change]:
         case ast.BinOp(op=operator) | ast.AugAssign(op=operator) if opposite := OPERATORS.get(type(operator)):
             yield swapped(operator, opposite), partial(setattr, node, "op", opposite())
         case ast.BoolOp():
-            for at, operand in enumerate(node.values):
-                yield f"operand dropped: {ast.unparse(operand)}", partial(node.values.pop, at)
+            for at in range(len(node.values)):
+                yield f"operand {site.first_operand + at} dropped", partial(node.values.pop, at)
         case ast.UnaryOp(op=ast.Not()):
             yield "not dropped", partial(setattr, node, "operand", ast.UnaryOp(ast.Not(), node.operand))
         case ast.Constant(value=bool() as flag):
