@@ -20,8 +20,9 @@ import hypothesis
 import pytest
 from hypothesis import Phase
 
-from tests import cpu_times
+from tests import cpu_times, snapshots
 from tests.daemon import SERVICE_PYTHON
+from tests.snapshots import snapshot as snapshot
 from tests.spark.jvm import SHORT_JVM, short_jvm
 from tools import copy_tree
 
@@ -36,12 +37,14 @@ BUILD = "import sys, pathlib, tools.packaging as its; sys.exit(its.build(pathlib
 def pytest_addoption(parser: pytest.Parser) -> None:
     """For soaks: ``./dev test --all -o faulthandler_timeout=0 -k stopped_while_it_is_blocked --stops 100``."""
     cpu_times.pytest_addoption(parser)
+    snapshots.pytest_addoption(parser)
     parser.addoption("--kills", type=int, default=2, help="how often the driver of a query is killed")
     parser.addoption("--stops", type=int, default=10, help="how often a blocked query is stopped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start each JVM with the options for a short life, and ignore the warnings of an older Spark itself."""
+    snapshots.pytest_configure(config)
     if most := config.getoption("cpu_times"):
         config.pluginmanager.register(cpu_times.CpuTimes(most))
     gc.disable()  # until `pytest_collection_finish`: the collector would look through what is being loaded

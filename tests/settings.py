@@ -28,6 +28,7 @@ TOGETHER = {
     "max_streams": "9",
     "aggregate_max_bytes": "1 KiB",
     "linger_seconds": "0.5",
+    "record_ttl_seconds": "7.5",
     "memory": "",
     "streams_allowed": "any",
 }

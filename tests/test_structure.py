@@ -207,3 +207,9 @@ def names_of_several_classes() -> set[str]:
 
 def test_no_name_is_that_of_two_classes() -> None:
     assert names_of_several_classes() == NAMED_TWICE
+
+
+def test_each_snapshot_is_compared_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    names = [path.stem for path in (ROOT / "tests" / "snapshots").iterdir()]
+    assert [name for name in names if f'snapshot("{name}"' not in tests] == []
