@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("write_snapshots") and os.environ.get("CI"):
-        raise pytest.UsageError("--write-snapshots is for people, who read what it writes: the variable CI is set")
+        raise pytest.UsageError("--write-snapshots needs a person to review what it writes: the variable CI is set")
 
 
 @pytest.fixture
