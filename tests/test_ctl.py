@@ -1,13 +1,17 @@
-"""`producerctl` names what a stream waits for, with the numbers, and says what to do where nobody answers."""
+"""`producerctl` names what a stream waits for, with the numbers, and says what to do where no daemon answers."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,6 +24,7 @@ from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import Columns, lay_out
 from tests import admin_stub
+from tests.ctl_asking import Asking
 from tests.daemon import DaemonProcess, WireClient, daemon, directory, one, session, until
 
 SHARD = "shardId-000000000002"
@@ -34,54 +39,41 @@ def frame_for(shard: int, records: int) -> Columns:
     return lay_out(keys_of(shard, 4, 10) * (records // 10), [b"x" * 900] * records)
 
 
-def admin_socket(running: DaemonProcess) -> Path:
-    return running.socket.with_suffix(".admin.sock")
-
-
-def asked(capsys: pytest.CaptureFixture[str], where: DaemonProcess | Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    path = where if isinstance(where, Path) else admin_socket(where)
-    capsys.readouterr()
-    code = ctl.main(["--admin-socket", str(path), *arguments])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+def shows_hot(to: Asking) -> str:
+    """Return the status if it names the hot shard."""
+    status = to.succeeds("status")
+    return status if f"{SHARD} holds " in status else ""
 
 
 @pytest.mark.promise("shards-full-few-none")
-def test_it_names_the_hot_shard_its_share_and_whoever_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_names_the_hot_shard_its_share_and_the_callers_that_wait(capsys: pytest.CaptureFixture[str]) -> None:
     fake = FakeKinesis()
     fake.enforce_limits = True
     fake.create_stream("flights", shards=4)
 
-    def told(*arguments: str) -> Any:
-        code, out, _ = asked(capsys, running, *arguments, "--json")
-        assert code == 0
-        return json.loads(out)
-
     with (
         serve_in_thread(fake) as server,
-        daemon(server.url, shard_rate_fraction=1, queue_limit=12_000) as running,
+        daemon(server.url, shard_rate_fraction=0.3, queue_limit=12_000) as running,
         session(running) as hot,
         session(running) as cold,
     ):
+        to = Asking(capsys, running)
         for _ in range(11):
             hot.put(frame_for(2, 1_000))
-        cold.put(frame_for(0, 500))
+        cold.put(frame_for(0, 100))
         hot.reserve(frame_for(2, 1_000).layout)
-        (stream,) = until(
-            lambda: [s for s in told("status")["streams"] if s["cause"] == "hot_shard" and s["blocked_callers"]]
-        )
+        stream = until(lambda: (s := to.stream())["cause"] == "hot_shard" and s["blocked_callers"] and s)
         assert stream["shard_id"] == SHARD
         assert stream["share"] > 0.9
         assert stream["queue_limit_records"] == 12_000
         assert 5_000 < stream["queue_records"] <= 12_000
-        code, out, _ = asked(capsys, running, "status")
-        assert code == 0
-        assert "producerd " in out
-        assert "serving, 2 connections" in out
-        assert f"flights: the queue is at its limit: {SHARD} holds " in out
+        out = until(partial(shows_hot, to))
+        assert re.search(r"^producerd .* serving, 2 connections", out)
+        assert f"\nflights: the queue is at its limit: {SHARD} holds " in out
 
-        shards = {shard["shard_id"]: shard for shard in told("shards", "flights")["shards"]}
+        shards = {
+            shard["shard_id"]: shard for shard in json.loads(to.succeeds("shards", "flights", "--json"))["shards"]
+        }
         assert sorted(shards) == [f"shardId-00000000000{place}" for place in range(4)]
         assert shards[SHARD]["waiting_records"] > 1_000
         assert shards[SHARD]["share"] > 0.9
@@ -89,8 +81,7 @@ def test_it_names_the_hot_shard_its_share_and_whoever_waits(capsys: pytest.Captu
         assert 0 < shards[SHARD]["use"] <= 1.2
         assert shards["shardId-000000000001"]["waiting_records"] == 0
         assert int(shards[SHARD]["ending_hash_key"]) == 3 * 2**126 - 1
-        code, out, _ = asked(capsys, running, "shards", "flights")
-        lines = out.splitlines()
+        lines = to.succeeds("shards", "flights").splitlines()
         assert lines[0].split()[:2] == ["SHARD", "WAITING"]
         assert lines[1].split()[0] == SHARD
         assert lines[-2].endswith("with nothing to send")
@@ -104,73 +95,94 @@ def test_it_names_the_hot_shard_its_share_and_whoever_waits(capsys: pytest.Captu
         hot.acks(1)
 
 
-def test_a_stream_that_is_refused_is_down(capsys: pytest.CaptureFixture[str], bare_stream: str) -> None:
-    """And why stands in the status."""
-    with daemon(bare_stream) as running, session(running, "gone") as client:
-        client.put(one())
-        client.acks(1)
-        metrics = running.metrics()
-        assert metrics["stream_up"] == 0
-        assert metrics["shard_map_refreshes_total[failed]"] >= 1
-        _, out, _ = asked(capsys, running, "status")
-        assert "broken" in out
-        assert "gone: last error: STREAM_NOT_FOUND: Stream gone under account" in out
-        assert asked(capsys, running, "shards", "gone") == (0, "gone: its shards are not known\n", "")
+def test_a_daemon_without_streams_answers_only_its_user_and_has_its_admin_socket_for_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve_in_thread(FakeKinesis()) as server, daemon(server.url) as running, directory() as path:
+        to = Asking(capsys, running)
+        assert stat.S_IMODE(os.stat(to.admin).st_mode) == 0o600
+        assert to.succeeds("status").splitlines()[1] == "no client has opened a stream yet"
+        assert to("shards", "flights") == (1, "", "producerctl: flights: no client has opened a stream of that name\n")
+
+        settings = {"endpoint_url": server.url, "admin_socket": to.admin}
+        other = DaemonProcess(path, settings, {}, socket_path=None)
+        assert other.wait() == 75
+        assert f"admin_socket = {to.admin}: in use by another producerd" in other.log
+        with WireClient(running.socket) as client:
+            assert client.hello().welcome is not None
+
+        with session(running, "gone") as lost:  # the service has no such stream
+            lost.put(one())
+            lost.acks(1)
+            metrics = running.metrics()
+            assert metrics["stream_up"] == 0
+            assert metrics["shard_map_refreshes_total[failed]"] >= 1
+            out = to.succeeds("status")
+            assert "broken" in out
+            assert "gone: last error: STREAM_NOT_FOUND: Stream gone under account" in out
+            assert to.succeeds("shards", "gone") == "gone: its shards are not known\n"
+    assert not os.path.exists(to.admin)
 
 
-@pytest.fixture
-def bare_stream() -> Any:
-    """A service without streams."""
-    with serve_in_thread(FakeKinesis()) as server:
-        yield server.url
+# ---- where no daemon answers
 
 
-def test_only_the_daemon_s_own_user_may_ask(capsys: pytest.CaptureFixture[str], bare_stream: str) -> None:
-    with daemon(bare_stream) as running:
-        assert stat.S_IMODE(os.stat(admin_socket(running)).st_mode) == 0o600
-        code, out, _ = asked(capsys, running, "status")
-        assert (code, out.splitlines()[1]) == (0, "no client has opened a stream yet")
-        code, _, err = asked(capsys, running, "shards", "flights")
-        assert (code, err) == (1, "producerctl: flights: no client has opened a stream of that name\n")
-    assert not admin_socket(running).exists()
-
-
-def test_where_nobody_answers_it_says_where_it_looked(
+def test_where_no_daemon_answers_it_says_where_it_looked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with directory() as path:
-        code, _, err = asked(capsys, path / "none.sock", "status")
+        code, _, err = Asking(capsys, path / "none.sock")("status")
         assert code == 1
         assert f"no daemon answers: {path}/none.sock: No such file or directory" in err
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
         monkeypatch.delenv("PRODUCERD_ADMIN_SOCKET", raising=False)
-        capsys.readouterr()
         if os.path.exists("/run/producerd/producerd.admin.sock"):
             pytest.skip("a daemon serves at the system's own place on this machine")
         assert ctl.main(["status"]) == 1
-        said = capsys.readouterr().err
-        assert "/run/producerd/producerd.admin.sock: " in said
-        assert f"{path}/producerd/producerd.admin.sock: " in said
+        err = capsys.readouterr().err
+        assert "/run/producerd/producerd.admin.sock: " in err
+        assert f"{path}/producerd/producerd.admin.sock: " in err
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", b"not HTTP\r\n\r\n"])
-def test_a_socket_of_somebody_else_is_no_daemon(capsys: pytest.CaptureFixture[str], answer: bytes) -> None:
-    with directory() as path, socket.socket(socket.AF_UNIX) as other:
-        other.bind(os.fspath(path / "other.sock"))
-        other.listen()
-        asking = subprocess.Popen(
-            [sys.executable, "-m", "producerd.ctl", "--admin-socket", str(path / "other.sock"), "status"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        connection, _ = other.accept()
-        with connection:
-            connection.recv(1 << 16)
-            connection.sendall(answer)
-        _, err = asking.communicate(timeout=15)
-        assert asking.returncode == 1
-        assert err.startswith(f"producerctl: no daemon answers: {path}/other.sock: ")
-        assert "Traceback" not in err
+@contextmanager
+def answering(path: Path, answer: bytes, times: int = 1) -> Iterator[None]:
+    """A socket whose owner answers so, whatever it is asked."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer_all() -> None:
+            for _ in range(times):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(answer)
+
+        thread = Thread(target=answer_all)
+        thread.start()
+        yield
+        thread.join()
+
+
+def http(status: int, body: str) -> bytes:
+    return f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"not HTTP\r\n\r\n",
+        http(200, "hello"),
+        *(http(status, body) for status in (200, 404) for body in ("[1]", "null", "[" * 100_000)),
+    ],
+    ids=["nothing", "no HTTP", "no JSON", "a list", "null", "no end", "404 a list", "404 null", "404 no end"],
+)
+def test_a_socket_of_another_program_is_no_daemon(capsys: pytest.CaptureFixture[str], answer: bytes) -> None:
+    with directory() as path, answering(path / "other.sock", answer):
+        code, out, err = Asking(capsys, path / "other.sock")("status")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"producerctl: no daemon answers: {path}/other.sock: ")
 
 
 def test_it_loads_nothing_but_the_standard_library() -> None:
@@ -180,73 +192,25 @@ def test_it_loads_nothing_but_the_standard_library() -> None:
     assert "asyncio" not in loaded
 
 
-def test_a_daemon_whose_admin_socket_is_taken_does_not_start() -> None:
-    with serve_in_thread(FakeKinesis()) as server, daemon(server.url) as running, directory() as path:
-        other = DaemonProcess(
-            path, {"endpoint_url": server.url, "admin_socket": admin_socket(running)}, {}, socket_path=None
-        )
-        assert other.wait() == 75
-        assert f"admin_socket = {admin_socket(running)}: in use by another producerd" in other.log
-        with WireClient(running.socket) as client:
-            assert client.hello().welcome is not None
-
-
-@pytest.mark.parametrize("body", ["[1]", "null", "[" * 100_000])
-@pytest.mark.parametrize("status", [200, 404])
-def test_whoever_else_answers_is_no_daemon(capsys: pytest.CaptureFixture[str], body: str, status: int) -> None:
-    with directory() as path, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path / "other.sock"))
-        listener.listen()
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65_536)
-                connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-
-        answering = Thread(target=answer)
-        answering.start()
-        code, out, err = asked(capsys, path / "other.sock", "status")
-        answering.join()
-        assert (code, out) == (1, "")
-        assert err.startswith("producerctl: no daemon answers: ")
-
-
 @pytest.mark.promise("order-daemon-received")
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\nno"])
+@pytest.mark.parametrize("answer", [b"", http(500, "no")])
 def test_an_order_that_one_daemon_has_received_goes_to_no_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    """The other one may be another user's.  A question goes on to it, and so does an order that nobody received."""
+    """The other one may be another user's.  A question goes on to it, and so does an order that none has received."""
     reloaded: dict[str, Any] = {"changed": [], "needs_restart": []}
     replies = {"/reload": reloaded, "/status": {"state": "serving", "unready": None}}
-    with (
-        directory() as path,
-        socket.socket(socket.AF_UNIX) as first,
-        admin_stub.admin_socket(path / "second", replies),
-    ):
+    with directory() as path, admin_stub.admin_socket(path / "second", replies):
         paths = [str(path / "first"), str(path / "second")]
         monkeypatch.setattr("producerd.ctl.daemon.admin_paths", lambda: paths)
         assert (ctl.main(["reload"]), capsys.readouterr().out) == (0, "nothing has changed\n")
-        first.bind(paths[0])
-        first.listen()
-
-        def receive_two() -> None:
-            for _ in range(2):
-                connection, _ = first.accept()
-                with connection:
-                    connection.recv(65_536)
-                    connection.sendall(answer)
-
-        receiving = Thread(target=receive_two)
-        receiving.start()
-        ordered, of_order = ctl.main(["reload"]), capsys.readouterr()
-        asked, of_question = ctl.main(["ready"]), capsys.readouterr()
-        receiving.join()
-        assert (asked, of_question.out) == (0, "ready\n")
-        assert (ordered, of_order.out) == (1, "")
-        assert of_order.err.startswith(f"producerctl: {paths[0]}: ")
-        assert of_order.err.endswith("; the order may have been carried out\n")
+        with answering(path / "first", answer, times=2):
+            ordered, of_order = ctl.main(["reload"]), capsys.readouterr()
+            asked, of_question = ctl.main(["ready"]), capsys.readouterr()
+    assert (asked, of_question.out) == (0, "ready\n")
+    assert (ordered, of_order.out) == (1, "")
+    assert of_order.err.startswith(f"producerctl: {paths[0]}: ")
+    assert of_order.err.endswith("; the order may have been carried out\n")
 
 
 def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
@@ -259,16 +223,14 @@ def test_a_command_that_the_daemon_does_not_know_is_named_with_its_version(capsy
     """Its framework answers in text then."""
     with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"version": "0.0.9"}}):
         for command in (("bundle",), ("shards", "flights"), ("flush",)):
-            code, out, err = asked(capsys, path / "s", *command)
-            assert (code, out) == (1, "")
-            assert err == "producerctl: the daemon is of version 0.0.9, which does not know this command\n"
+            refusal = "producerctl: the daemon is of version 0.0.9, which does not know this command\n"
+            assert Asking(capsys, path / "s")(*command) == (1, "", refusal)
 
 
 @pytest.mark.parametrize("command", ["shards", "flush", "pause", "resume", "put"])
 def test_a_stream_without_a_name_is_wrong_usage(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match=r"^2$"):
         ctl.main([command, ""])
-    assert ended.value.code == 2
     assert "a stream's name is not empty" in capsys.readouterr().err
 
 
@@ -278,5 +240,5 @@ def test_a_daemon_of_0_1_0_is_ready_while_it_serves(
 ) -> None:
     """Its status has no word on why it would not be."""
     with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"version": "0.1.0", "state": state}}):
-        code, out, err = asked(capsys, path / "s", "ready")
+        code, out, err = Asking(capsys, path / "s")("ready")
         assert (code, out, err.strip().rpartition(" ")[2]) == answer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from producerd import __version__, ctl
-from tests.ctl_replies import node, shard, stream
+from tests.ctl_asking import node, shard, stream
 
 SHARDS = {"stream": "a/b", "shards": [shard(1, waiting_records=1), shard(2)]}
 ENDED = {"records": 1_001, "delivered": 1_001, "not_stored": 0, "unknown": 0, "returned": 0, "open": 0}

@@ -13,7 +13,7 @@ from rich.console import Console
 from producerd import ctl
 from producerd.ctl.daemon import Failed
 from producerd.ctl.tables import RATES
-from tests.ctl_replies import node, shard, stream
+from tests.ctl_asking import node, shard, stream
 
 FINE = {"failed_records": 0, "blocked_callers": 0, "blocked_seconds": 0.0}
 ROW = "       working  1,500     1,000   0.50  #####-----  50%       8.2        0       0%          2       0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from producerd.ctl.tables import rates, shards, status
-from tests.ctl_replies import node, shard, stream
+from tests.ctl_asking import node, shard, stream
 
 HEAD = "producerd 1.2 on n7: serving, 1 connection, queues 1.5 of 2,048 MiB"
 

@@ -1,0 +1,68 @@
+"""`producerctl` in a test's own process, and answers of a daemon to it, with a different number for each thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producerd import ctl
+from tests.daemon import DaemonProcess, until
+
+
+class Asking:
+    """Runs `producerctl` on the admin socket of one daemon."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], where: DaemonProcess | Path) -> None:
+        self._capsys = capsys
+        self.admin = str(where if isinstance(where, Path) else where.socket.with_suffix(".admin.sock"))
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """Return exit code, stdout and stderr."""
+        self._capsys.readouterr()
+        code = ctl.main(["--admin-socket", self.admin, *map(str, arguments)])
+        shown = self._capsys.readouterr()
+        return code, shown.out, shown.err
+
+    def succeeds(self, *arguments: object) -> str:
+        code, out, err = self(*arguments)
+        assert (code, err) == (0, "")
+        return out
+
+    def stream(self, name: str = "flights") -> dict[str, Any]:
+        """Return the status of one stream."""
+        streams = json.loads(self.succeeds("status", "--json"))["streams"]
+        return next(stream for stream in streams if stream["stream"] == name)
+
+    def until_queued(self, records: int, stream: str = "flights") -> None:
+        until(lambda: self.stream(stream)["queue_records"] == records, f"{records} records in the queue")
+
+
+def stream(**other: object) -> dict[str, Any]:
+    queue = {"queue_records": 1_500, "queue_limit_records": 6_000, "queue_bytes": 3 << 19, "queue_limit_bytes": 3 << 20}
+    waits = {"blocked_callers": 2_001, "requests_in_flight": 1_007, "shards_open": 1_004, "oldest_record_seconds": 8.25}
+    counts = {"ingest_records": 30_000, "delivered_records": 20_000, "delivered_bytes": 10 << 20, "record_retries": 40}
+    lost = {"failed_records": 1_002, "blocked_seconds": 3.0}
+    words = {"stream": "flights", "health": "working", "paused": False, "reason": "", "last_error": ""}
+    return {**words, **queue, **waits, **counts, **lost, **other}
+
+
+def node(*streams: dict[str, Any], **other: object) -> dict[str, Any]:
+    words = {"version": "1.2", "host": "n7", "state": "serving", "unready": None, "log_level": "info", "connections": 1}
+    queues = {"node_queue_bytes": 3 << 19, "node_queue_limit_bytes": 2_048 << 20}
+    return {**words, **queues, "uptime_seconds": 20.0, "streams": list(streams), **other}
+
+
+def shard(number: int, **other: object) -> dict[str, Any]:
+    waits = {
+        "waiting_records": 0,
+        "waiting_bytes": 0,
+        "share": 0.0,
+        "in_flight": 0,
+        "waits_for": "",
+        "backs_off": False,
+    }
+    rate = {"rate_records": 1_000.0, "rate_bytes": 3 << 19, "use": 0.0}
+    return {"shard_id": f"shardId-{number:03}", **waits, **rate, **other}
