@@ -116,11 +116,13 @@ def test_flush_keeps_its_deadline_and_says_what_is_left(
         client.acks(1)
 
 
-def test_flush_fails_where_records_do(shared: DaemonProcess, to: Asking) -> None:
+def test_flush_fails_where_records_do(shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking) -> None:
     """Their callers get the errors, and the flush reports them, too."""
+    shared_fake.create_stream("gone", shards=1)
     with session(shared, "gone") as client:
         client.put(one())
         to.until_queued(1, "gone")
+        del shared_fake.streams["gone"]
         assert to("flush", "gone") == (1, "gone: 1 record: 1 not stored\n", NOT_STORED)
 
 
