@@ -6,7 +6,6 @@ The set-up itself, from an empty home, is what every run of the tests begins wit
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import runpy
@@ -16,11 +15,11 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tools import ROOT, commands, environments, kubernetes, processes, testing
+from tools import ROOT, commands, environments, testing
 from tools.environments import LANES, OWN, Environment, find_python, set_up, stamp, variables
 from tools.java import choose_java, java_shim
 from tools.packaging import write_client_zip
@@ -52,34 +51,33 @@ def fake_java(tmp_path: Path) -> Callable[[str], Path]:
 OWN_JAVA = Path("/own/java")
 
 
-@pytest.mark.parametrize("version", ["17.0.15", "21", "21.0.8", "25-ea"])
-def test_a_suitable_java_home_is_used(fake_java: Callable[[str], Path], version: str) -> None:
-    env = {"JAVA_HOME": str(fake_java(version)), "PATH": "/nonexistent"}
-    choose_java(env, OWN.java, OWN_JAVA)
-    assert env["JAVA_HOME"].endswith(f"java-{version}")
-
-
 @pytest.mark.parametrize(
-    ("version", "found"),
+    ("spark", "version", "found"),
     [
-        ("1.8.0_392", "is Java 8: not used"),
-        ("11.0.2", "is Java 11: not used"),
-        ("26", "is Java 26: not used"),
-        ("", "has no bin/java that runs"),
+        ("", "17.0.15", "used"),
+        ("", "21", "used"),
+        ("", "25-ea", "used"),
+        ("", "1.8.0_392", "is Java 8: not used"),
+        ("", "11.0.2", "is Java 11: not used"),
+        ("", "26", "is Java 26: not used"),
+        ("", "", "has no bin/java that runs"),
+        ("3.5", "1.8.0_392", "used"),
+        ("3.5", "17.0.1", "used"),
+        ("3.5", "21", "is Java 21: not used"),
     ],
 )
-def test_an_unsupported_java_home_is_not_used_and_one_line_says_so(
-    fake_java: Callable[[str], Path], capsys: pytest.CaptureFixture[str], version: str, found: str
+def test_a_java_home_is_used_if_that_spark_runs_on_it_and_otherwise_one_line_says_why_not(
+    fake_java: Callable[[str], Path], capsys: pytest.CaptureFixture[str], spark: str, version: str, found: str
 ) -> None:
     home = fake_java(version)
     env = {"JAVA_HOME": str(home), "PATH": "/nonexistent"}
-    choose_java(env, OWN.java, OWN_JAVA)
-    assert env["JAVA_HOME"] == str(OWN_JAVA)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"JAVA_HOME={home} {found}" in line
+    choose_java(env, (LANES[spark] if spark else OWN).java, OWN_JAVA)
+    lines = capsys.readouterr().err.splitlines()
+    assert env["JAVA_HOME"] == str(home if found == "used" else OWN_JAVA)
+    assert [f"JAVA_HOME={home} {found}" in line for line in lines] == [True] * (found != "used")
 
 
-@pytest.mark.parametrize(("version", "suits"), [("17.0.1", True), ("11.0.2", False), ("1.8.0_392", False)])
+@pytest.mark.parametrize(("version", "suits"), [("17.0.1", True), ("11.0.2", False)])
 @pytest.mark.parametrize("home", ["", "11.0.1"])
 def test_without_a_suitable_java_home_a_suitable_java_on_the_path_is_used(
     fake_java: Callable[[str], Path], version: str, suits: bool, home: str
@@ -89,15 +87,6 @@ def test_without_a_suitable_java_home_a_suitable_java_on_the_path_is_used(
         env["JAVA_HOME"] = str(fake_java(home))
     choose_java(env, OWN.java, OWN_JAVA)
     assert env.get("JAVA_HOME") == (None if suits else str(OWN_JAVA))
-
-
-@pytest.mark.parametrize(("version", "suits"), [("1.8.0_392", True), ("11.0.2", True), ("17.0.1", True), ("21", False)])
-def test_an_older_spark_gets_a_java_that_it_runs_on(
-    fake_java: Callable[[str], Path], version: str, suits: bool
-) -> None:
-    env = {"JAVA_HOME": str(fake_java(version)), "PATH": "/nonexistent"}
-    choose_java(env, LANES["3.5"].java, OWN_JAVA)
-    assert (env["JAVA_HOME"] != str(OWN_JAVA)) == suits
 
 
 def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
@@ -396,32 +385,6 @@ def test_an_unknown_command_shows_the_usage_and_sets_nothing_up(
         assert all(f"\n  {name} " in usage for name in commands.COMMANDS)
 
 
-@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["judges"], 2), (["--json"], 2), (["--help"], 0)])
-def test_bench_without_a_name_lists_what_there_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int
-) -> None:
-    monkeypatch.setattr(commands, "set_up", None)
-    assert commands.main(["bench", *arguments]) == code
-    usage, silent = capsys.readouterr()[::-1] if code else capsys.readouterr()
-    assert silent == ""
-    listed = dict(line.split(None, 1) for line in usage.splitlines()[1:])
-    assert list(listed) == sorted(path.parent.name for path in ROOT.glob("benchmarks/*/__main__.py"))
-    assert listed["memory"] == "Measure the daemon's memory, and compare it with its own accounting and its limit"
-
-
-def test_bench_becomes_the_measurement_and_leaves_stdout_to_its_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    became: list[list[str]] = []
-    monkeypatch.setattr(commands, "handle_signals", lambda: None)
-    monkeypatch.setattr(commands, "set_up", lambda: print("set-up"))
-    monkeypatch.setattr(os, "execve", lambda _path, arguments, _env: became.append(arguments))
-    monkeypatch.chdir(ROOT)
-    commands.main(["bench", "delivery", "--json", "--scenario", "split"])
-    assert became == [[str(OWN.python), "-m", "benchmarks.delivery", "--json", "--scenario", "split"]]
-    assert capsys.readouterr() == ("", "set-up\n")
-
-
 @pytest.fixture
 def pytests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """`./dev test ARGUMENTS` and then: how pytest is started, and its environment."""
@@ -446,14 +409,20 @@ OURS = [f"{OWN.folder.name}/bin/python", "-o", "faulthandler_timeout=600", "-o",
 Started = tuple[list[str], dict[str, str]]
 
 
-def test_slow_tests_run_with_all_only(pytests: Callable[..., Started]) -> None:
-    assert pytests("-x", "tests/test_dev.py")[0] == [*OURS, "-m", "not slow", *SPREAD, "-x", "tests/test_dev.py"]
-    assert pytests("--all", "-x")[0] == [*OURS, *SPREAD, "-x"]
-
-
-@pytest.mark.parametrize("options", [["--pdb"], ["--trace", "-x"], ["-p", "no:xdist"]])
-def test_who_debugs_has_one_process(pytests: Callable[..., Started], options: list[str]) -> None:
-    assert pytests("--all", *options)[0] == [*OURS, *options]
+@pytest.mark.parametrize(
+    ("arguments", "started"),
+    [
+        (["-x", "tests/test_dev.py"], ["-m", "not slow", *SPREAD, "-x", "tests/test_dev.py"]),
+        (["--all", "-x"], [*SPREAD, "-x"]),
+        (["--all", "--pdb"], ["--pdb"]),
+        (["--all", "--trace", "-x"], ["--trace", "-x"]),
+        (["--all", "-p", "no:xdist"], ["-p", "no:xdist"]),
+    ],
+)
+def test_slow_tests_run_with_all_only_and_a_debugger_has_one_process(
+    pytests: Callable[..., Started], arguments: list[str], started: list[str]
+) -> None:
+    assert pytests(*arguments)[0] == [*OURS, *started]
 
 
 def test_another_spark_has_its_own_environment_and_a_daemon_of_ours(pytests: Callable[..., Started]) -> None:
@@ -474,25 +443,6 @@ def test_a_spark_whose_python_is_missing_is_skipped_and_what_to_install_is_said(
     assert re.match(r"skipped: Spark 3\.5 .* Python 3\.9, .*pyenv install 3\.9", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_definitions_come_from_a_module_with_the_known_sum_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], known: bool
-) -> None:
-    module, target = tmp_path / "module/jsonnet/prometheus-operator", tmp_path / "target"
-    for folder in (module, target):
-        folder.mkdir(parents=True)
-    for name in kubernetes.DEFINITIONS:
-        (module / name).write_text("{}")
-    go = tmp_path / "go"
-    told = {"Dir": str(tmp_path / "module"), "Sum": kubernetes.OPERATOR_SUM if known else "h1:another"}
-    go.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
-    go.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    kubernetes.install_definitions(target)
-    assert sorted(path.name for path in target.iterdir()) == (sorted(kubernetes.DEFINITIONS) if known else [])
-    assert ("another sum" in capsys.readouterr().err) != known
-
-
 def test_check_goes_on_after_a_failure_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -505,13 +455,12 @@ def test_check_goes_on_after_a_failure_and_fails(
     assert testing.check() == 0
 
 
-def test_the_same_tree_gives_the_same_zip_with_the_clients_side_alone(tmp_path: Path) -> None:
+def test_the_same_tree_gives_the_same_zip_with_only_the_clients_side(tmp_path: Path) -> None:
+    ours = ["producerd/__init__.py", "producerd/errors.py", "producerd/py.typed", "producerd/wire/frames.py"]
+    ours += ["pyspark_producerd.py", "spark_client/__init__.py", "spark_client/py.typed"]
+    others = ["spark_client/__pycache__/x.cpython-311.pyc", "producerd/core/budget.py", "producerd/config.py"]
     tree = tmp_path / "tree"
-    for name in [
-        "spark_client/__init__.py", "spark_client/py.typed", "spark_client/__pycache__/x.cpython-311.pyc",
-        "producerd/__init__.py", "producerd/errors.py", "producerd/py.typed", "producerd/wire/frames.py",
-        "producerd/core/budget.py", "producerd/config.py", "pyspark_producerd.py", "tests/test_x.py",
-    ]:  # fmt: skip
+    for name in (*ours, *others, "tests/test_x.py"):
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
@@ -519,15 +468,7 @@ def test_the_same_tree_gives_the_same_zip_with_the_clients_side_alone(tmp_path: 
     os.utime(tree / "pyspark_producerd.py", (10**9, 10**9))
     write_client_zip(tmp_path / "2.zip", tree)
     assert (tmp_path / "1.zip").read_bytes() == (tmp_path / "2.zip").read_bytes()
-    assert sorted(zipfile.ZipFile(tmp_path / "1.zip").namelist()) == [
-        "producerd/__init__.py",
-        "producerd/errors.py",
-        "producerd/py.typed",
-        "producerd/wire/frames.py",
-        "pyspark_producerd.py",
-        "spark_client/__init__.py",
-        "spark_client/py.typed",
-    ]
+    assert sorted(zipfile.ZipFile(tmp_path / "1.zip").namelist()) == ours
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------
@@ -544,19 +485,21 @@ sys.exit(commands.main(["wait", sys.argv[1]]))
 """
 
 
-def start(script: str, driver: str = DRIVER, grace_seconds: int = 25) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", driver, script, str(grace_seconds)]
+def start(script: str, grace_seconds: int = 25) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", DRIVER, script, str(grace_seconds)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("script", "grace_seconds"),
-    [("sleep 1000 & echo started; wait", 25), ("trap '' INT TERM; sleep 1000 & echo started; wait; wait", 1)],
+    ("signum", "script", "grace_seconds"),
+    [
+        (signal.SIGINT, "sleep 1000 & echo started; wait", 25),
+        (signal.SIGTERM, "trap '' INT TERM; sleep 1000 & echo started; wait; wait", 1),
+    ],
     ids=["obedient", "deaf"],
 )
 def test_an_interrupt_ends_everything_that_was_started(signum: signal.Signals, script: str, grace_seconds: int) -> None:
-    with start(script, grace_seconds=grace_seconds) as process:
+    with start(script, grace_seconds) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         process.send_signal(signum)
@@ -568,41 +511,3 @@ def test_what_a_command_leaves_running_ends_with_it() -> None:
     with start("sleep 1000 & exit 5") as process:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (5, "", "")
-
-
-@pytest.mark.parametrize(("tidies_up", "told"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
-def test_a_signal_while_the_command_is_being_born_ends_it(
-    monkeypatch: pytest.MonkeyPatch, tidies_up: bool, told: signal.Signals
-) -> None:
-    """A busy machine may run the child before `Popen` returns."""
-    popen, signal_group, signals = subprocess.Popen, processes.signal_group, []
-
-    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
-        child = popen(*arguments, **options)
-        processes.on_signal(signal.SIGINT, None)
-        return child
-
-    def noted(signum: int) -> None:
-        if processes._group > 0:
-            signals.append(signum)
-        signal_group(signum)
-
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0)  # no alarm for the tests' own process
-    monkeypatch.setattr(processes, "_stopped_by", 0)  # and no mark of this signal for the tests that follow
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    monkeypatch.setattr(processes, "signal_group", noted)
-    with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):
-        processes.run(["sleep", "1000"], tidies_up=tidies_up)
-    assert signals == [told, signal.SIGKILL]
-
-
-@pytest.mark.parametrize(("tidies_up", "told"), [(True, "INT"), (False, "TERM")])
-def test_only_a_command_that_tidies_up_is_told_of_ctrl_c(tidies_up: bool, told: str) -> None:
-    driver = DRIVER.replace("arguments[0]])", f"arguments[0]], tidies_up={tidies_up})")
-    script = 'for s in INT TERM; do trap "echo $s; exit" $s; done; echo started; while :; do sleep 0.05; done'
-    with start(script, driver) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, f"{told}\n")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -63,21 +64,16 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     floors({name: others - packages for name, others in arrows().items()})
 
 
-def imported_test_modules(tree: ast.Module) -> list[str]:
-    """The test modules that a module of the tests imports."""
-    named = [imported.name for imported in imports(tree, ())]
-    return [name for name in named if any(part.startswith("test_") for part in name.split("."))]
+TEST_MODULE = re.compile(
+    r"^\s*(?:from|import) tests\b(?:[\w.]*\.test_\w+|.* import (?:.*, )?test_\w+).*$", re.MULTILINE
+)
 
 
 def test_no_module_of_the_tests_imports_a_test_module() -> None:
     """What tests of two modules share stands in a module that has no test."""
-    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_bytes()) for path in (ROOT / "tests").rglob("*.py")}
-    assert {path: found for path, tree in trees.items() if (found := imported_test_modules(tree))} == {}
-
-
-def test_an_imported_test_module_is_named() -> None:
-    tree = ast.parse("def f():\n from tests.a.test_b import c\n import tests.test_d\n from tests.daemon import e\n")
-    assert imported_test_modules(tree) == ["tests.a.test_b.c", "tests.test_d"]
+    assert TEST_MODULE.findall("from tests.a.test_b import c\nimport tests.test_d\nfrom tests.daemon import e\n")[1:]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    assert {path: found for path, text in texts.items() if (found := TEST_MODULE.findall(text))} == {}
 
 
 @pytest.mark.promise("rooms-core-stand-few")
@@ -92,11 +88,6 @@ def test_the_rooms_of_the_core_stand_on_few_floors() -> None:
     assert len(rooms) > 10
     assert max(floors(rooms).values()) <= MOST_FLOORS
     assert sum(map(len, rooms.values())) <= MOST_ARROWS
-
-
-def test_a_circle_is_found_and_named() -> None:
-    with pytest.raises(ValueError, match=r"^a -> b -> a$"):
-        floors({"a": {"b"}, "b": {"c", "a"}, "c": set()})
 
 
 def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
@@ -124,13 +115,6 @@ def test_no_module_writes_attributes_of_another_s_classes() -> None:
     del owned[REACHES_INTO_LIBRARIES]
     assert len(owned) > 50
     assert {name: found for name, tree in owned.items() if (found := foreign_writes(tree))} == {}
-
-
-def test_a_foreign_write_is_found_and_named() -> None:
-    tree = ast.parse(
-        "class A:\n v: int\n def f(self, b):\n  self.x = 1\n  b.x = b.v = 2\n  b.y += 3\n  self.b.z = 4\n  del b.w\n"
-    )
-    assert sorted(foreign_writes(tree)) == ["6: b.y", "7: self.b.z", "8: b.w"]
 
 
 def finished_later(tree: ast.Module) -> list[str]:
@@ -169,14 +153,6 @@ def test_every_object_is_whole_when_its_constructor_returns() -> None:
     assert {name: found for name, tree in modules().items() if (found := finished_later(tree))} == {}
 
 
-def test_an_object_that_is_finished_later_is_found_and_named() -> None:
-    tree = ast.parse(
-        "class A:\n def __init__(self):\n  self.x = 1\n  self.reset()\n"
-        " def reset(self):\n  self.y = 2\n def start(self):\n  self.x = self.y = self.z = 3\n"
-    )
-    assert finished_later(tree) == ["A.z"]
-
-
 def raises_inside_except_star(tree: ast.AST) -> list[int]:
     """The lines of `raise` inside `except*`."""
     handlers = [handler for node in ast.walk(tree) if isinstance(node, ast.TryStar) for handler in node.handlers]
@@ -187,11 +163,6 @@ def test_no_except_star_raises_because_older_pythons_wrap_that_in_a_group() -> N
     """They do so before 3.11.4: Debian 12 has 3.11.2."""
     lines = {name: found for name, tree in modules().items() if (found := raises_inside_except_star(tree))}
     assert lines == {}
-
-
-def test_a_raise_inside_except_star_is_found() -> None:
-    tree = ast.parse("try:\n f()\nexcept* ValueError:\n if x:\n  raise E\ntry:\n f()\nexcept ValueError:\n raise\n")
-    assert raises_inside_except_star(tree) == [5]
 
 
 NAMED_TWICE = {"Refused"}
@@ -213,3 +184,34 @@ def test_each_snapshot_is_compared_by_a_test() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     names = [path.stem for path in (ROOT / "tests" / "snapshots").iterdir()]
     assert [name for name in names if f'snapshot("{name}"' not in tests] == []
+
+
+@pytest.mark.parametrize(
+    ("find", "source", "found"),
+    [
+        (
+            foreign_writes,
+            "class A:\n v: int\n def f(self, b):\n  self.x = 1\n  b.x = b.v = 2\n  b.y += 3\n  self.b.z = 4\n  del b.w",
+            ["6: b.y", "7: self.b.z", "8: b.w"],
+        ),
+        (
+            finished_later,
+            "class A:\n def __init__(self):\n  self.f()\n def f(self):\n  self.y = 2\n def g(self):\n  self.y = self.z = 3",
+            ["A.z"],
+        ),
+        (
+            raises_inside_except_star,
+            "try:\n f()\nexcept* ValueError:\n if x:\n  raise E\ntry:\n f()\nexcept ValueError:\n raise",
+            [5],
+        ),
+    ],
+)
+def test_what_is_against_the_structure_is_found(
+    find: Callable[[ast.Module], list[object]], source: str, found: list[object]
+) -> None:
+    assert sorted(find(ast.parse(source)), key=str) == found
+
+
+def test_a_circle_is_found_and_named() -> None:
+    with pytest.raises(ValueError, match=r"^a -> b -> a$"):
+        floors({"a": {"b"}, "b": {"c", "a"}, "c": set()})
