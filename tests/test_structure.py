@@ -196,7 +196,7 @@ def test_each_snapshot_is_compared_by_a_test() -> None:
         ),
         (
             finished_later,
-            "class A:\n def __init__(self):\n  self.f()\n def f(self):\n  self.y = 2\n def g(self):\n  self.y = self.z = 3",
+            "class A:\n def __init__(self):\n  self.f()\n def f(self):\n  self.y = 2\n def g(self):\n  self.z = 3",
             ["A.z"],
         ),
         (
