@@ -44,7 +44,7 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_descriptors()
     escape_unprintable()
-    parser = _parser()
+    parser = build_parser()
     complete(parser)
     parsed, stray = parser.parse_known_args(arguments)
     if stray:
@@ -92,7 +92,7 @@ def _refuse(*lines: str, code: int = EXIT_CONFIGURATION) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="producerd",

@@ -127,7 +127,7 @@ def holds(model: Any, given: dict[str, Any]) -> bool:
 
 def is_command(text: str) -> bool:
     program, *arguments = text.split()
-    parser = cli._parser() if program == "producerd" else commands._parser()
+    parser = cli.build_parser() if program == "producerd" else commands.build_parser()
     try:
         parser.parse_args(arguments)
     except SystemExit:
@@ -165,7 +165,8 @@ def test_everything_named_elsewhere_that_looks_like_ours_is_there() -> None:
     assert {name for name in found - calls if not is_there(name)} == set()
     assert {call.partition("(")[0] for call in calls} == {"spark_client.check"}
     for call in calls:
-        bind(spark_client.check, ast.parse(call, mode="eval").body)
+        given = {word.arg for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) for word in node.keywords}
+        assert given <= set(inspect.signature(spark_client.check).parameters)
 
 
 def test_the_environment_that_is_named_is_promised_elsewhere() -> None:
@@ -203,35 +204,21 @@ def test_every_file_of_settings_holds(text: str, tmp_path: Path) -> None:
     assert load(file, environ={}).streams
 
 
-# --- the examples in Python --------------------------------------------------------------------------------------
-
-
-def bind(function: Any, call: ast.AST) -> dict[str, Any]:
-    """The call's arguments by name; None where one is not written out.  TypeError if the function takes no such."""
-    assert isinstance(call, ast.Call)
-    given = {word.arg: word.value for word in call.keywords if word.arg}
-    bound = inspect.signature(function).bind(*call.args, **given)
-    return {name: value.value if isinstance(value, ast.Constant) else None for name, value in bound.arguments.items()}
-
-
-def chain(call: ast.AST) -> Iterator[ast.Call]:
-    """The calls of ``a.b().c()``, the last one first."""
-    while isinstance(call, ast.Call):
-        yield call
-        call = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-
-
-def called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def written(text: str) -> Iterator[tuple[str, ast.Call]]:
-    """Every call of an example, with its name."""
-    return ((called(node), node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+# --- the examples in Python
 
 
 EXAMPLES: Final = blocks("python")
-OURS: Final = [text for text in EXAMPLES if "from spark_client import" in text]
+TAKES: Final = {
+    name: set(inspect.signature(function).parameters)
+    for name, function in (
+        ("KinesisClient", spark_client.KinesisClient),
+        ("Record", spark_client.Record),
+        ("KinesisBatchWriter", WriterOptions),
+        ("write_batch", WriterOptions),
+        *((name, getattr(spark_client.KinesisClient, name)) for name in ("put", "put_many", "flush", "close")),
+    )
+}
+"""The arguments that each of our functions takes by name."""
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
@@ -239,43 +226,20 @@ def test_every_example_compiles(text: str) -> None:
     compile(text, "docs/use/migrating.md", "exec")
 
 
-@pytest.mark.parametrize("text", OURS)
+@pytest.mark.parametrize("text", EXAMPLES)
 def test_every_example_calls_what_is_there_with_what_it_takes(text: str) -> None:
-    imports = [
-        name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) for name in node.names
-    ]
-    assert [name for name in imports if not hasattr(spark_client, name)] == []
-    for name, call in written(text):
-        if name == "KinesisBatchWriter":
-            spark_client.KinesisBatchWriter(**bind(spark_client.KinesisBatchWriter, call))
-        elif name == "write_batch":
-            options = {word.arg: word.value for word in call.keywords if word.arg}
-            WriterOptions(**{option: ast.literal_eval(value) for option, value in options.items()})
-            assert len(call.args) <= len(["df", "batch_id"])
-        elif name in ("KinesisClient", "Record"):
-            bind(getattr(spark_client, name), call)
-        elif name in ("put", "put_many", "flush", "close"):
-            bind(getattr(spark_client.KinesisClient, name), ast.Call(call.func, [call, *call.args], call.keywords))
-    of_a_result = set(re.findall(r"\bresult\.(\w+)\b(?!\()", text))
-    assert of_a_result <= set(spark_client.BatchResult._fields)
-
-
-def test_every_example_of_the_data_source_gives_options_that_it_takes() -> None:
-    found = 0
-    for text in EXAMPLES:
-        for name, call in written(text):
-            calls = list(chain(call))
-            names = [called(each) for each in calls]
-            if name != "start" or '.format("producerd")' not in ast.unparse(call).replace("'", '"'):
-                continue
-            given = [
-                bind(lambda key, value: None, each) for each, its in zip(calls, names, strict=True) if its == "option"
-            ]
-            options = from_text({str(each["key"]): str(each["value"]) for each in given})
-            assert options.stream
-            assert "checkpointLocation" in {each["key"] for each in given}
-            found += 1
-    assert found
+    """Names that it imports, arguments by name of our functions, and options of the data source."""
+    tree = ast.parse(text)
+    ours = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "spark_client"]
+    assert [name.name for node in ours for name in node.names if not hasattr(spark_client, name.name)] == []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)) if ours else ():
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if name in TAKES:
+            assert {word.arg for word in call.keywords} <= TAKES[name], name
+    if '.format("producerd")' in text:
+        options = dict(re.findall(r'\.option\("(\w+)", "?([^")]+)"?\)', text))
+        assert from_text(options).stream
+        assert "checkpointLocation" in options
 
 
 def test_before_and_after_write_the_same_columns() -> None:

@@ -16,11 +16,10 @@ from producerd import __version__
 from tests.daemon import CREDENTIALS, QUICK, START_SECONDS, directory, until
 from tests.licences import rows
 from tests.locked import locked
-from tools import ROOT, packaging
+from tools import ROOT
 from tools.packaging import (
     WHEEL_SIDE,
     copy_without_modes,
-    write_emr_bundle,
     write_sbom,
     write_wheels,
 )
@@ -63,19 +62,6 @@ def ask(python: Path, code: str, **env: str) -> str:
     done = subprocess.run([python, "-c", code], cwd="/", env=env, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout.strip()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "pexes"),
-    [([], []), (["--sbom"], []), (["--pex"], packaging.PEXES), (["--pex", "cp311-x86_64"], ["cp311-x86_64"])],
-)
-def test_a_build_makes_the_pexes_that_it_is_asked_for(
-    arguments: list[str], pexes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, object] = {}
-    monkeypatch.setattr(packaging, "build", lambda **options: asked.update(options))
-    packaging.command(arguments)
-    assert asked == {"pexes": pexes, "sbom": "--sbom" in arguments}
 
 
 @pytest.mark.promise("wheel-installs-bare")
@@ -159,39 +145,6 @@ def test_the_same_tree_gives_the_same_wheels_in_another_folder_with_other_modes(
         os.umask(umask)
     for name in (f"producerd-{__version__}-py3-none-any.whl", f"producerd_demo-{__version__}-py3-none-any.whl"):
         assert (tmp_path / "dist" / name).read_bytes() == (dist / name).read_bytes()
-
-
-def test_a_build_removes_what_builds_of_other_versions_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two wheels there, the image could not be built."""
-    kinds = ["-{}-py3-none-any.whl", "_demo-{}-py3-none-any.whl", "-client-{}.zip", "-{}-cp311-x86_64.pex"]
-    kinds += ["-{}-emr-aarch64.tar", "-{}.cdx.json"]
-    others = ["producerd-notes.txt", "producerd-1.0.0", "other-1.0.0-py3-none-any.whl"]
-    (tmp_path / "producerd").mkdir()
-    (tmp_path / "producerd/__init__.py").write_text('__version__ = "1.0.1"\n')
-    dist = tmp_path / "dist"
-    dist.mkdir()
-    for version in ("1.0.0", "1.0.0rc1", "11.0.0", "1.0.1"):
-        for kind in kinds:
-            (dist / f"producerd{kind.format(version)}").touch()
-    for name in others:
-        (dist / name).touch()
-    monkeypatch.setattr(packaging, "write_wheels", lambda *_: 1)
-    assert packaging.build(tmp_path) == 1
-    kept = [f"producerd{kind.format('1.0.1')}" for kind in kinds]
-    assert sorted(path.name for path in dist.iterdir()) == sorted([*kept, *others])
-
-
-def test_a_bundle_for_emr_has_the_same_bytes_for_the_same_files(tmp_path: Path) -> None:
-    made = []
-    for turn in range(2):
-        pex, client = tmp_path / "producerd-1-cp311-x86_64.pex", tmp_path / "client.zip"
-        for path in (pex, client):
-            path.write_text(path.name)
-            path.chmod(0o600 + turn)
-            os.utime(path, (turn, turn))
-        write_emr_bundle(tmp_path / f"{turn}.tar", pex, client)
-        made.append((tmp_path / f"{turn}.tar").read_bytes())
-    assert made[0] == made[1]
 
 
 @pytest.mark.promise("daemon-runs-extra-alone")

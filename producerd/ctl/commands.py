@@ -38,7 +38,7 @@ Lines = Iterator[str]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     escape_unprintable()
-    parser = _parser()
+    parser = build_parser()
     complete(parser)
     parsed = parser.parse_args(arguments)
     run: Callable[[AdminClient, argparse.Namespace], Lines] = parsed.run
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="producerctl",
         description="Show what the daemon of this machine does and why, and control it.",

@@ -78,7 +78,7 @@ def pages() -> dict[str, int]:
     ours = [*docs.pages(), *sorted((ROOT / "deploy").rglob("README*"))]
     found = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ours}
     counted = {name: count(text) for name, text in found.items() if not name.startswith("docs/decisions/")}
-    text = "\n".join([*helps(cli._parser()), *helps(producerctl._parser()), *docstrings()])
+    text = "\n".join([*helps(cli.build_parser()), *helps(producerctl.build_parser()), *docstrings()])
     return counted | {HELP: max(0, count(text) - limits()["help"])}
 
 
