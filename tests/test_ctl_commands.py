@@ -12,6 +12,7 @@ import pytest
 
 from producerd import __version__, ctl
 from tests.ctl_asking import node, shard, stream
+from tests.snapshots import Snapshot
 
 SHARDS = {"stream": "a/b", "shards": [shard(1, waiting_records=1), shard(2)]}
 ENDED = {"records": 1_001, "delivered": 1_001, "not_stored": 0, "unknown": 0, "returned": 0, "open": 0}
@@ -38,103 +39,46 @@ class Daemon:
         return self.reply
 
 
-@pytest.mark.parametrize(
-    ("command", "asked", "reply", "said"),
-    [
-        (["reload"], ("/reload", None), {"changed": [], "needs_restart": []}, ["nothing has changed"]),
-        (["reload"], ("/reload", None), {"changed": ["a"], "needs_restart": []}, ["changed: a"]),
-        (["reload"], ("/reload", None), {"changed": [], "needs_restart": ["b"]}, ["needs a restart: b"]),
-        (
-            ["reload"],
-            ("/reload", None),
-            {"changed": [], "needs_restart": ["b"], "unready": "it lacks a role"},
-            ["needs a restart: b", "producerctl: the settings were read, but it lacks a role"],
-        ),
-        (
-            ["pause", "a/b"],
-            ("/streams/a%2Fb/pause", None),
-            {},
-            ["a/b: nothing is sent until `producerctl resume a/b`, or a restart"],
-        ),
-        (["resume", "a/b"], ("/streams/a%2Fb/resume", None), {}, ["a/b: sent again"]),
-        (
-            ["loglevel", "debug"],
-            ("/loglevel", {"level": "debug", "seconds": None}),
-            {},
-            ["log level debug until it is set again, or a restart"],
-        ),
-        (
-            ["loglevel", "info", "--for", "1.5m"],
-            ("/loglevel", {"level": "info", "seconds": 90.0}),
-            {},
-            ["log level info for 90 s"],
-        ),
-        (
-            ["flush"],
-            ("/flush", {"timeout_seconds": 60.0}),
-            {"streams": {"b": ENDED, "a": NONE}},
-            ["a: 0 records", "b: 1,001 records: 1,001 delivered"],
-        ),
-        (
-            ["flush", "a", "--timeout", "365d"],
-            ("/streams/a/flush", {"timeout_seconds": 365 * 86_400.0}),
-            {"streams": {}},
-            ["no client has opened a stream yet"],
-        ),
-        (
-            ["flush", "--timeout", "2"],
-            ("/flush", {"timeout_seconds": 2.0}),
-            {"streams": {"a": {**ENDED, "open": 1}, "b": {**NONE, "open": 2}}},
-            [
-                "a: 1,001 records: 1,001 delivered, 1 open",
-                "b: 0 records: 2 open",
-                "producerctl: 3 records had not ended after 2 s; `producerctl status` says why",
-            ],
-        ),
-        *(
-            (
-                ["flush"],
-                ("/flush", {"timeout_seconds": 60.0}),
-                {"streams": {"a": {"records": 1, "not_stored": 0, "unknown": 0, "returned": 0, "open": 0, how: 1}}},
-                [f"a: 1 record: 1 {words}", "producerctl: not all of them are stored; their callers know it"],
-            )
-            for how, words in {"not_stored": "not stored", "unknown": "unknown", "returned": "returned"}.items()
-        ),
-        (
-            ["drain"],
-            ("/drain", {"timeout_seconds": None}),
-            {"returned_records": 0, "undelivered_records": 0},
-            ["the daemon stops, all delivered"],
-        ),
-        (
-            ["drain", "--timeout", "2h"],
-            ("/drain", {"timeout_seconds": 7_200.0}),
-            {"returned_records": 1, "undelivered_records": 0},
-            ["the daemon stops; 1 record went back to their callers, who keep them"],
-        ),
-        (
-            ["drain"],
-            ("/drain", {"timeout_seconds": None}),
-            {"returned_records": 1, "undelivered_records": 1_002},
-            ["producerctl: the daemon stops with 1,002 records undelivered that have no caller: they are lost"],
-        ),
-    ],
-)
+ORDERS: list[tuple[str, tuple[str, object], dict[str, Any]]] = [
+    ("reload", ("/reload", None), {"changed": [], "needs_restart": []}),
+    ("reload", ("/reload", None), {"changed": ["a"], "needs_restart": []}),
+    ("reload", ("/reload", None), {"changed": [], "needs_restart": ["b"]}),
+    ("reload", ("/reload", None), {"changed": [], "needs_restart": ["b"], "unready": "it lacks a role"}),
+    ("pause a/b", ("/streams/a%2Fb/pause", None), {}),
+    ("resume a/b", ("/streams/a%2Fb/resume", None), {}),
+    ("loglevel debug", ("/loglevel", {"level": "debug", "seconds": None}), {}),
+    ("loglevel info --for 1.5m", ("/loglevel", {"level": "info", "seconds": 90.0}), {}),
+    ("flush", ("/flush", {"timeout_seconds": 60.0}), {"streams": {"b": ENDED, "a": NONE}}),
+    ("flush a --timeout 365d", ("/streams/a/flush", {"timeout_seconds": 365 * 86_400.0}), {"streams": {}}),
+    (
+        "flush --timeout 2",
+        ("/flush", {"timeout_seconds": 2.0}),
+        {"streams": {"a": {**ENDED, "open": 1}, "b": {**NONE, "open": 2}}},
+    ),
+    *(
+        ("flush", ("/flush", {"timeout_seconds": 60.0}), {"streams": {"a": {**NONE, "records": 1, how: 1}}})
+        for how in ("not_stored", "unknown", "returned")
+    ),
+    ("drain", ("/drain", {"timeout_seconds": None}), {"returned_records": 0, "undelivered_records": 0}),
+    ("drain --timeout 2h", ("/drain", {"timeout_seconds": 7_200.0}), {"returned_records": 1, "undelivered_records": 0}),
+    ("drain", ("/drain", {"timeout_seconds": None}), {"returned_records": 1, "undelivered_records": 1_002}),
+]
+"""Commands, what each asks of the daemon, and the daemon's reply."""
+
+
 def test_an_order_is_sent_once_and_its_answer_said(
-    command: list[str],
-    asked: tuple[Any, ...],
-    reply: dict[str, Any],
-    said: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
 ) -> None:
-    daemon = Daemon(reply)
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: daemon)
-    code = ctl.main(command)
-    output = capsys.readouterr()
-    assert (output.out + output.err).splitlines() == said
-    assert code == output.err.count("\n") == any(line.startswith("producerctl: ") for line in said)
-    assert daemon.asked == [(*asked, False)]
+    lines = []
+    for command, asked, reply in ORDERS:
+        daemon = Daemon(reply)
+        monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _, daemon=daemon: daemon)
+        code = ctl.main(command.split())
+        output = capsys.readouterr()
+        assert daemon.asked == [(*asked, False)]
+        assert code == output.err.count("\n"), "it fails if there is a line on stderr"
+        lines += [f"$ producerctl {command}  # {reply}", output.out + output.err]
+    snapshot("ctl_orders", "\n".join(lines))
 
 
 def test_drain_with_wait_returns_after_the_daemon_has_ended(

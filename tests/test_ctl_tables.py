@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from producerd.ctl.tables import rates, shards, status
 from tests.ctl_asking import node, shard, stream
+from tests.snapshots import Snapshot
 
-HEAD = "producerd 1.2 on n7: serving, 1 connection, queues 1.5 of 2,048 MiB"
 
-
-def test_the_status_has_a_line_for_each_stream_and_below_it_why_records_wait() -> None:
-    """Those in trouble come first."""
-    shown = stream(paused=True, reason="the queue is full", last_error="no\x1b[31m such\nstream")
+def test_tables_show_each_number_in_its_column_and_what_is_wrong_below(snapshot: Snapshot) -> None:
+    queue_full = stream(paused=True, reason="the queue is full", last_error="no\x1b[31m such\nstream")
     calm, broken = stream(stream="a", blocked_callers=0), stream(stream="z", health="broken")
-    assert list(status(node(calm, stream(stream="b"), shown, broken))) == [
-        HEAD,
-        "STREAM   HEALTH   RECORDS     OF  MIB   OF  BLOCKED  IN FLIGHT  SHARDS",
-        "z        broken     1,500  6,000  1.5  3.0    2,001      1,007   1,004",
-        "flights  paused     1,500  6,000  1.5  3.0    2,001      1,007   1,004",
-        "b        working    1,500  6,000  1.5  3.0    2,001      1,007   1,004",
-        "a        working    1,500  6,000  1.5  3.0        0      1,007   1,004",
-        "z: callers fail and keep their records; the daemon tries again by itself",
-        "flights: the queue is full",
-        "flights: nothing is lost: callers wait when the queue is full",
-        "flights: last error: no [31m such stream",
-    ]
     left = stream(blocked_callers=0, records_without_caller=1, failed_reasons={"KMS": 1_000, "EXPIRED": 2})
-    assert list(status(node(left)))[3:] == [
-        "flights: 1 record of callers that have left: a stop loses those that the drain does not store",
-        "flights: failed since the daemon's start, as their callers know: KMS 1,000, EXPIRED 2",
-    ]
-
-
-def test_the_status_says_what_the_daemon_as_a_whole_lacks() -> None:
-    none = "no client has opened a stream yet"
-    assert list(status(node())) == [HEAD, none]
-    assert list(status(node(unready="it has no credentials"))) == [HEAD, "it has no credentials", none]
-    wrong = ["its clock\nis off"]
-    assert list(status(node(troubles=wrong))) == list(rates(node(troubles=wrong), node()))
-    assert list(status(node(troubles=wrong))) == [HEAD, "its clock is off", none]
-    draining = list(status(node(state="draining", unready="draining", log_level="debug", connections=1_002)))
-    assert draining == [
-        "producerd 1.2 on n7: draining, 1,002 connections, queues 1.5 of 2,048 MiB, log level debug",
-        none,
-    ], "why it is not ready stands in the first line"
-
-
-def test_the_rates_are_what_came_since_the_reply_before() -> None:
-    before = node(
-        stream(
-            ingest_records=10_000, delivered_records=15_000, delivered_bytes=0, record_retries=20, blocked_seconds=2.0
-        ),
-        uptime_seconds=16.0,
-    )
+    counts = {"ingest_records": 10_000, "delivered_records": 15_000, "delivered_bytes": 0, "record_retries": 20}
+    before = node(stream(**counts, blocked_seconds=2.0), uptime_seconds=16.0)
     new = stream(stream="new", queue_records=0, queue_bytes=0, reason="it has just begun")
-    assert list(rates(node(new, stream()), before)) == [
-        HEAD,
-        "STREAM   HEALTH    IN/S  STORED/S  MIB/S  QUEUE  OLDEST S  BLOCKED  OF TIME  RETRIES/S  FAILED",
-        "flights  working  5,000     1,250   2.50    50%       8.2    2,001      25%          5   1,002",
-        "new      working  7,500     5,000   2.50     0%       8.2    2,001      75%         10   1,002",
-        "new: it has just begun",
-    ]
-    assert list(rates(node(), before)) == [HEAD, "no client has opened a stream yet"]
+    shown = {
+        "streams in trouble come first": status(node(calm, stream(stream="b"), queue_full, broken)),
+        "records whose caller has left, and failed ones": status(node(left)),
+        "no stream": status(node()),
+        "a node without credentials": status(node(unready="it has no credentials")),
+        "a node in trouble": status(node(troubles=["its clock\nis off"])),
+        "a node that drains, once": status(
+            node(state="draining", unready="draining", log_level="debug", connections=1_002)
+        ),
+        "rates since the reply before": rates(node(new, stream()), before),
+        "rates without a stream": rates(node(troubles=["its clock\nis off"]), before),
+    }
+    snapshot("ctl_tables", "\n\n".join("\n".join([f"# {what}", *lines]) for what, lines in shown.items()) + "\n")
 
 
 def test_rates_are_not_negative_and_no_caller_is_blocked_for_longer_than_always() -> None:
@@ -79,27 +47,20 @@ def test_a_queue_is_as_full_as_the_nearer_of_its_limits(records: int, size: int,
     assert head.index("QUEUE") + len("QUEUE") == row.index(full) + len(full), "numbers end where their head ends"
 
 
-def test_shards_are_shown_with_those_first_for_which_most_waits() -> None:
-    hot = shard(
-        2, waiting_records=2_000, waiting_bytes=5 << 19, share=0.9, waits_for="its rate", backs_off=True, use=1.0
-    )
-    sends = shard(1, in_flight=1_003)
-    used = shard(3, use=0.005)
-    waits = shard(5, waiting_records=1)
-    assert list(shards({"stream": "flights", "shards": [shard(0), sends, used, hot, shard(4, use=0.004), waits]})) == [
-        "SHARD        WAITING  MIB  SHARE  IN FLIGHT  RECORDS/S  MIB/S   USE  WAITS FOR",
-        "shardId-002    2,000  2.5    90%          0      1,000   1.50  100%  its rate, throttled",
-        "shardId-003        0  0.0     0%          0      1,000   1.50    0%  -",
-        "shardId-001        0  0.0     0%      1,003      1,000   1.50    0%  -",
-        "shardId-005        1  0.0     0%          0      1,000   1.50    0%  -",
-        "2 shards with nothing to send",
+def test_shards_are_shown_with_those_first_for_which_most_waits(snapshot: Snapshot) -> None:
+    hot: dict[str, Any] = {"waiting_records": 2_000, "waiting_bytes": 5 << 19, "share": 0.9, "use": 1.0}
+    several = [
+        shard(0),
+        shard(1, in_flight=1_003),
+        shard(3, use=0.005),
+        shard(2, waits_for="its rate", backs_off=True, **hot),
+        shard(4, use=0.004),
+        shard(5, waiting_records=1),
     ]
-    assert list(shards({"stream": "flights", "shards": []})) == ["flights: its shards are not known"]
-    assert list(shards({"stream": "flights", "shards": [shard(0)]})) == ["1 shard with nothing to send"]
     of_retries = {"queue_records": 3_200, "reason": "the service does not take them"}
-    assert list(shards({"stream": "flights", **of_retries, "shards": [shard(0)]}))[1:] == [
-        "flights: 3,200 records in the queue, retries included: the service does not take them"
-    ]
+    replies = [{"shards": several}, {"shards": []}, {"shards": [shard(0)]}, {**of_retries, "shards": [shard(0)]}]
+    shown = ["\n".join(shards({"stream": "flights", **reply})) for reply in replies]
+    snapshot("ctl_shards", "\n\n".join(shown) + "\n")
 
 
 @pytest.mark.parametrize(("more", "said"), [(0, []), (1, ["1 shard with less: --json has them all"])])
