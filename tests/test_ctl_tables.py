@@ -58,7 +58,12 @@ def test_shards_are_shown_with_those_first_for_which_most_waits(snapshot: Snapsh
         shard(5, waiting_records=1),
     ]
     of_retries = {"queue_records": 3_200, "reason": "the service does not take them"}
-    replies = [{"shards": several}, {"shards": []}, {"shards": [shard(0)]}, {**of_retries, "shards": [shard(0)]}]
+    replies: list[dict[str, Any]] = [
+        {"shards": several},
+        {"shards": []},
+        {"shards": [shard(0)]},
+        {**of_retries, "shards": [shard(0)]},
+    ]
     shown = ["\n".join(shards({"stream": "flights", **reply})) for reply in replies]
     snapshot("ctl_shards", "\n\n".join(shown) + "\n")
 
