@@ -27,6 +27,7 @@ from producerd.ctl.tables import rates
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import lay_out
+from tests.ctl_asking import node, stream
 from tests.daemon import ROOT, DaemonProcess, daemon, directory, one, session, until
 
 WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from producerd.ctl import main; sys.exit(main(sys.argv[1:]))"
@@ -143,18 +144,11 @@ def test_no_command_but_top_on_a_terminal_loads_rich(blocked: DaemonProcess) -> 
 
 def status(uptime_seconds: float, records: int) -> dict[str, Any]:
     """The status of a daemon that has stored this many records."""
-    counts = ("ingest_records", "delivered_records", "delivered_bytes", "blocked_seconds", "record_retries")
-    zeros = ("queue_records", "queue_bytes", "blocked_callers", "oldest_record_seconds", "failed_records")
-    stream = {**dict.fromkeys((*counts, *zeros), 0), "ingest_records": records, "delivered_records": records}
-    limits = {"queue_limit_records": 1, "queue_limit_bytes": 1}
-    words = {"stream": "flights", "health": "working", "paused": False, "reason": "", "last_error": ""}
-    node = {"version": "1", "state": "serving", "log_level": "info", "connections": 0}
-    queues = {"node_queue_bytes": 0, "node_queue_limit_bytes": 1}
-    return {**node, **queues, "uptime_seconds": uptime_seconds, "streams": [{**words, **limits, **stream}]}
+    return node(stream(ingest_records=records, delivered_records=records), uptime_seconds=uptime_seconds)
 
 
 def stored_per_second(reading: StatusPair) -> str:
-    _, head, row = rates(*reading)
+    _, head, row, *_ = rates(*reading)
     return row.split()[head.split().index("STORED/S")]
 
 
