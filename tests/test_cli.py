@@ -225,6 +225,13 @@ def test_configuration_problems_are_a_line_each_and_exit_78(run: Run, command: l
     ]
 
 
+@pytest.mark.promise("requests-aws-encrypted")
+def test_the_daemon_does_not_start_with_settings_that_can_only_be_a_mistake() -> None:
+    done = process("serve", "--set=region=eu-west-1", "--set=endpoint_url=http://kinesis.eu-west-1.amazonaws.com")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "must be encrypted" in done.stderr
+
+
 @pytest.mark.promise("journal-finds-lines")
 def test_configuration_problems_are_errors_in_systemd_s_journal(tmp_path: Path) -> None:
     """Systemd takes a line's priority from "<3>" at its start, and names its own pipe in JOURNAL_STREAM."""

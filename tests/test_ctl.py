@@ -25,7 +25,7 @@ from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import Columns, lay_out
 from tests import admin_stub
 from tests.ctl_asking import Asking
-from tests.daemon import DaemonProcess, WireClient, daemon, directory, one, session, until
+from tests.daemon import START_SECONDS, DaemonProcess, WireClient, daemon, directory, one, session, until
 
 SHARD = "shardId-000000000002"
 
@@ -106,7 +106,7 @@ def test_a_daemon_without_streams_answers_only_its_user_and_has_its_admin_socket
 
         settings = {"endpoint_url": server.url, "admin_socket": to.admin}
         other = DaemonProcess(path, settings, {}, socket_path=None)
-        assert other.wait() == 75
+        assert other.wait(START_SECONDS) == 75
         assert f"admin_socket = {to.admin}: in use by another producerd" in other.log
         with WireClient(running.socket) as client:
             assert client.hello().welcome is not None

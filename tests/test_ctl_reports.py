@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -96,11 +97,10 @@ def test_one_profile_at_a_time_of_a_bounded_length_and_it_ends_with_its_client(
         code, _, err = to("profile", "--seconds", seconds)
         assert code == 1
         assert "allowed: more than 0, at most 300" in err
-    orders = running.log.count(" order path=/profile ")
     command = [sys.executable, "-m", "producerd.ctl", "--admin-socket", to.admin, "profile", "--seconds", "300"]
     long = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        until(lambda: running.log.count(" order path=/profile ") > orders)
+        until(lambda: f" order path=/profile uid={os.getuid()} pid={long.pid}" in running.log)
         assert to("profile", "--seconds", "0.1") == (1, "", "producerctl: a profile is under way already\n")
     finally:
         long.kill()
