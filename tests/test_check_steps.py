@@ -90,7 +90,10 @@ def test_an_import_along_an_arrow_passes(tmp_path: Path, place: str, source: str
 
 # ---- voice: no banned phrase in what people read
 
-BANNED = [{"find": r"grand (duke|duchess)\b", "instead": "ruler"}, {"find": r"zounds\b", "instead": "nothing"}]
+BANNED = [
+    {"find": r"grand (duke|duchess)\b", "instead": "ruler"},
+    {"find": r"zounds\b", "instead": "nothing", "but": ["b."]},
+]
 QUOTATION = [{"path": "a.md", "text": "the Grand Duke of York", "reason": "a song"}]
 
 
@@ -120,6 +123,8 @@ def test_a_banned_phrase_is_found_on_its_line(tmp_path: Path, name: str, text: s
         ("a.py", "def test_zounds_is_a_grand_duke():\n    zounds = 1\n"),
         ("a.py", '"""The option ``grand duke``."""\n'),
         ("a.md", "The test `test_zounds` shows `zounds`.\n"),
+        ("a.md", "Here.<!-- promise: zounds-here -->\n"),
+        ("b.md", "Zounds!\n"),
     ],
 )
 def test_names_and_code_may_have_any_word(tmp_path: Path, name: str, text: str) -> None:
@@ -166,11 +171,12 @@ def test_the_marks_of_a_module_are_found_on_functions_and_methods() -> None:
 
 
 def test_a_link_that_leaves_the_pages_leads_to_the_repository_and_one_to_nothing_is_refused() -> None:
-    places = {"docs/a/b.md": "a/b.md", "docs/c.md": "c.md", "CONTRIBUTING.md": "build/contributing.md"}
+    places = {"docs/a/b.md": "a/b.md", "docs/c.md": "c.md", "docs/c.svg": "c.svg", "CONTRIBUTING.md": "build/contributing.md"}
     text = "[c](../c.md#d) [build](../../CONTRIBUTING.md#run) ![x](../../LICENSE) [w](https://w.org/a.md)"
+    text += '<img src="../c.svg">'
     assert site.for_site("docs/a/b.md", text, places, "https://forge/us") == (
         "[c](../c.md#d) [build](../build/contributing.md#run) ![x](https://forge/us/blob/HEAD/LICENSE) "
-        "[w](https://w.org/a.md)"
+        '[w](https://w.org/a.md)<img src="../c.svg">'
     )
     with pytest.raises(FileNotFoundError, match=r"docs/a/b\.md: there is no deploy/nothing"):
         site.for_site("docs/a/b.md", "[x](../../deploy/nothing)", places, "https://forge/us")
