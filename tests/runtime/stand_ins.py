@@ -61,7 +61,7 @@ class StandInTransport(asyncio.Transport):
         self.closed = True
 
     def drain(self) -> list[frames.Message]:
-        """What was written so far."""
+        """Return what was written until now, and forget it."""
         messages, at = [], 0
         while at < len(self.written):
             header = frames.parse_header(self.written, at)
@@ -73,7 +73,7 @@ class StandInTransport(asyncio.Transport):
 
 
 class StandInHost:
-    """One stream or more, which nothing is ever sent from."""
+    """A daemon of one stream or more, none of which sends anything."""
 
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
         self.rules = RULES
@@ -109,8 +109,9 @@ class StandInHost:
         self.gone.append(session)
 
 
-def tell(session: Session, data: bytes, piece: int = 1 << 20) -> None:
-    """Hand bytes over as a transport does, at most ``piece`` at a time."""
+def tell(session: Session, *said: bytes | frames.Message, piece: int = 1 << 20) -> None:
+    """Hand a client's messages over as a transport does, at most ``piece`` bytes at a time."""
+    data = b"".join(each if isinstance(each, bytes) else frames.encode(each) for each in said)
     while data:
         buffer = session.get_buffer(-1)
         count = min(len(buffer), len(data), piece)
@@ -120,17 +121,30 @@ def tell(session: Session, data: bytes, piece: int = 1 << 20) -> None:
         session.buffer_updated(count)
 
 
-def opened(host: StandInHost) -> tuple[Session, StandInTransport]:
+def connected(host: StandInHost, *messages: frames.Message) -> tuple[Session, StandInTransport]:
+    """Return a session, and the transport of a client that has sent these messages."""
     session = Session(host, 1)
     transport = StandInTransport(session)
-    tell(session, frames.encode(frames.Hello(1, 1, client="test")) + frames.encode(frames.Open(1, "flights")))
-    assert [type(message) for message in transport.drain()] == [frames.Welcome, frames.Opened]
+    tell(session, *messages)
     return session, transport
 
 
-def reserve(number: int, columns: Columns) -> bytes:
-    return frames.encode(frames.Reserve(number, 1, columns.layout))
+def opened(host: StandInHost, *messages: frames.Message) -> tuple[Session, StandInTransport]:
+    """Return the same of a client that has opened ``flights``, and then has sent these messages."""
+    session, transport = connected(host, frames.Hello(1, 1, client="test"), frames.Open(1, "flights"))
+    assert [type(message) for message in transport.drain()] == [frames.Welcome, frames.Opened]
+    tell(session, *messages)
+    return session, transport
+
+
+def reserve(number: int, columns: Columns, stream_id: int = 1) -> bytes:
+    return frames.encode(frames.Reserve(number, stream_id, columns.layout))
 
 
 def body(number: int, columns: Columns) -> bytes:
     return b"".join((frames.body_header(columns.layout), columns.body_prefix(number), *map(bytes, columns.parts)))
+
+
+def put(number: int, columns: Columns, stream_id: int = 1) -> bytes:
+    """A RESERVE, and its body as of a client that knows that the frame is granted."""
+    return reserve(number, columns, stream_id) + body(number, columns)
