@@ -68,6 +68,10 @@ class LoopShares:
         self._messages: Counter[int | None] = Counter()
         self._counts_from = 0.0
 
+    def __len__(self) -> int:
+        """Return of how many users it keeps the time."""
+        return len(self._used)
+
     def has_time(self, peer: Peer | None, began: float) -> bool:
         """Return whether a client that the loop serves since ``began`` may go on.  If not, it calls `put_off`."""
         uid, now = _uid(peer), self.clock()
