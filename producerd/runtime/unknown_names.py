@@ -31,6 +31,10 @@ class CallAllowance:
     def __init__(self) -> None:
         self._used: dict[int | None, tuple[float, float]] = {}  # by user: how many at that time
 
+    def __len__(self) -> int:
+        """Return how many users have used calls up."""
+        return len(self._used)
+
     async def take(self, users: Callable[[], Collection[int | None]]) -> int | None:
         """Wait until one of the users may make another call, count it, and return who it was."""
         while True:

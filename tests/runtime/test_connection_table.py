@@ -33,6 +33,7 @@ class Table:
         self.monkeypatch.setattr(self.host, "admit", lambda session: self.connections.admit(session, self.node))
         self.monkeypatch.setattr(self.host, "ended", self.connections.forget)
         self.clients: dict[str, tuple[Session, StandInTransport]] = {}
+        self.ended: dict[str, frames.Close] = {}
         self.seconds = 0.0
         self.monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.seconds)
 
@@ -45,34 +46,30 @@ class Table:
         self.connections.add(session)
         transport = StandInTransport(session)
         self.clients[name] = session, transport
-        if greets and not self.code_of(name):
-            tell(session, frames.encode(frames.Hello(1, 1, comes_back=int(not old))))
+        if greets and name not in self.gone():
+            tell(session, frames.Hello(1, 1, comes_back=int(not old)))
             if opens:
-                tell(session, frames.encode(frames.Open(1, "flights")))
+                tell(session, frames.Open(1, "flights"))
 
-    def speak(self, name: str, *messages: frames.Message) -> None:
+    def speak(self, name: str, message: frames.Message) -> None:
         self.seconds += 1.0
-        for message in messages:
-            tell(self.clients[name][0], frames.encode(message))
+        tell(self.clients[name][0], message)
 
-    def close_of(self, name: str) -> frames.Close | None:
-        """Return the CLOSE with which a client was sent away, if it was."""
-        transport = self.clients[name][1]
-        written = transport.written
-        closes = [message for message in transport.drain() if isinstance(message, frames.Close)]
-        transport.written = written
-        return closes[0] if closes else None
-
-    def code_of(self, name: str) -> str:
-        close = self.close_of(name)
-        return "" if close is None else close.code
-
-    def message_to(self, name: str) -> str:
-        close = self.close_of(name)
-        return "" if close is None else close.message
+    def closes(self) -> dict[str, frames.Close]:
+        """Return the CLOSE of each client that was sent away."""
+        for name, (_, transport) in self.clients.items():
+            if transport.closed and name not in self.ended:
+                self.ended[name] = next(each for each in transport.drain() if isinstance(each, frames.Close))
+        return {name: self.ended[name] for name in self.clients if name in self.ended}
 
     def gone(self) -> dict[str, str]:
-        return {name: code for name in self.clients if (code := self.code_of(name))}
+        return {name: close.code for name, close in self.closes().items()}
+
+    def message_to(self, name: str) -> str:
+        return self.closes()[name].message
+
+    def stay(self) -> list[str]:
+        return [name for name in self.clients if name not in self.gone()]
 
 
 @pytest.fixture
@@ -160,7 +157,7 @@ async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table:
     )
     table.node = NodeSettings(max_connections=1)
     table.connections.fit(table.node)
-    assert [name for name in table.clients if name not in table.gone()] == ["busy"]
+    assert table.stay() == ["busy"]
 
 
 @pytest.mark.promise("limits-reload-lowers")
@@ -180,7 +177,7 @@ async def test_a_table_above_its_limit_comes_down_to_it_with_the_next_client(tab
     for number in range(1, 6):
         table.speak(f"{number}", frames.Cancel(1))
     table.come("new", 8)
-    assert [name for name in table.clients if name not in table.gone()] == ["4", "5", "new"]
+    assert table.stay() == ["4", "5", "new"]
 
 
 async def test_a_client_of_an_old_release_goes_last(table: Any) -> None:
@@ -214,19 +211,6 @@ async def test_a_user_with_all_that_one_may_have_lets_go_of_an_own_one(table: An
     )
 
 
-async def test_a_client_that_has_just_come_is_not_taken_for_one_that_opens_nothing(table: Any) -> None:
-    """Else one who connects all the time would keep every other client from opening a stream."""
-    table = table(max_connections=2)
-    table.come("old", 7)
-    table.come("just here", 7, opens=False)
-    table.seconds -= 0.5
-    table.come("next", 7)
-    assert table.gone() == {"old": Code.TABLE_FULL}
-    table.speak("next", frames.Status(1))
-    table.come("last", 7)
-    assert list(table.gone()) == ["old", "just here"]
-
-
 async def test_who_has_no_time_left_has_nobody_looked_for(table: Any) -> None:
     """Else a user who connects all the time would have the daemon look all the time."""
     table = table(max_connections=1)
@@ -241,14 +225,6 @@ async def test_clients_of_users_that_the_kernel_does_not_name_share_a_part(table
     table.come("one", None)
     table.come("two", None)
     assert table.gone() == {"one": Code.TABLE_FULL}
-
-
-async def test_each_client_that_goes_leaves_its_user_with_one_less(table: Any) -> None:
-    table = table(max_connections=5)
-    for name, uid in (("a", 7), ("b", 7), ("c", 7), ("x", 8), ("y", 8)):
-        table.come(name, uid)
-    table.connections.fit(NodeSettings(max_connections=3))
-    assert list(table.gone()) == ["a", "b"], "then each user has as many, and b is idle for longer than x"
 
 
 @pytest.mark.parametrize(("seconds", "goes"), [(0.75, "old"), (1.0, "new")])
