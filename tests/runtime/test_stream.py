@@ -18,7 +18,6 @@ from producerd.core.gate import MAX_RECORD_BYTES, Member, Refusal, Ticket
 from producerd.core.holding import Holding
 from producerd.core.kpl.aggregation import InnerRecord
 from producerd.core.pipeline import Pipeline
-from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, parse_answer
@@ -28,8 +27,8 @@ from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from producerd.errors import Code
 from producerd.runtime import commands
 from producerd.runtime.stream import Stream
-from producerd.wire import columns, frames
-from producerd.wire.columns import lay_out
+from producerd.wire import frames
+from producerd.wire.columns import Columns, lay_out
 from tests.core.given import aggregate_of
 from tests.daemon import one, rows
 from tests.simulation.setting import make_body, make_rules
@@ -46,7 +45,7 @@ class Owner:
         self.refusals: list[str] = []
 
     def finished(self, frame: Frame) -> None:
-        pass
+        """It takes every answer."""
 
     def may_receive(self, charge_bytes: int) -> bool:
         return self.receives
@@ -58,30 +57,42 @@ class Owner:
         self.refusals.append(refusal.code)
 
 
-def stream_of(*, node: NodeBudget | None = None, **settings: Any) -> Stream:
-    return Stream("flights", StreamSettings.model_validate(settings), 1 << 20, 10_000, node)
+def stream_of(
+    *,
+    node: NodeBudget | None = None,
+    in_flight: NodeInFlight | None = None,
+    touched: Callable[[Stream], None] = lambda _: None,
+    **settings: Any,
+) -> Stream:
+    values = StreamSettings.model_validate(settings)
+    return Stream("flights", values, 1 << 20, 10_000, node, in_flight, touched=touched)
 
 
-def with_a_frame(
-    records: int = 100, *, node: NodeBudget | None = None, in_flight: NodeInFlight | None = None, **settings: Any
-) -> tuple[Stream, Owner]:
-    """A stream whose rows nobody sends, since the time 0."""
-    stream, owner = Stream("flights", StreamSettings(**settings), 1 << 20, 10_000, node, in_flight), Owner()
+def with_a_frame(records: int = 100, **options: Any) -> tuple[Stream, Owner]:
+    """A stream of one shard whose rows nobody sends, since the time 0."""
+    stream, owner = stream_of(**options), Owner()
     stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
-    frame = rows(records)
-    parts = b"".join((frame.body_prefix(1), *map(bytes, frame.parts)))
-    checked = intake.check(columns.parse_body(parts, frame.layout.flags), 1 << 20)
-    stream.budget.take(records, frame.layout.charge_bytes)
-    stream.pipeline.submit(Frame(owner, 1, checked, frame.layout.charge_bytes), 0.0)
+    layout = rows(records).layout
+    stream.budget.take(records, layout.charge_bytes)
+    stream.pipeline.submit(frame_of(stream, owner, rows(records)), 0.0)
     return stream, owner
 
 
-def sort(stream: Stream, now: float) -> None:
-    """Have the rows that linger sorted, as the dispatcher does it."""
-    stream.pipeline.press(now)
+def frame_of(stream: Stream, owner: Owner, laid_out: Columns, number: int = 1, **options: Any) -> Frame:
+    return Frame(owner, number, stream.check(make_body(laid_out)), laid_out.layout.charge_bytes, **options)
+
+
+def sort_job(stream: Stream, now: float) -> None:
+    """Do the job that the stream has, as the dispatcher does it."""
     job = stream.pipeline.take_job(now)
     assert job is not None
     stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
+
+
+def sort(stream: Stream, now: float) -> None:
+    """Have the rows that linger sorted."""
+    stream.pipeline.press(now)
+    sort_job(stream, now)
 
 
 def send(stream: Stream, now: float) -> None:
@@ -105,14 +116,7 @@ def lines_of(stream: Stream, now: float) -> list[Any]:
 
 def told_at(stream: Stream, times: list[float]) -> dict[float, dict[str, Any]]:
     """Return the warnings by the time at which the stream logged them."""
-    told: dict[float, dict[str, Any]] = {}
-    for now in times:
-        with structlog.testing.capture_logs() as log:
-            stream.settle(now)
-        for line in log:
-            if line["log_level"] == "warning":
-                told[now] = dict(line)
-    return told
+    return {now: line for now in times for line in lines_of(stream, now) if line["log_level"] == "warning"}
 
 
 def test_a_record_that_stays_for_half_a_minute_is_told_and_again_every_five_minutes() -> None:
@@ -128,12 +132,6 @@ def test_a_record_that_stays_for_half_a_minute_is_told_and_again_every_five_minu
         "why": f"records are on their way; queue 100 of 1,000,000 records, {rows(100).layout.charge_bytes:,} of "
         "67,108,864 bytes, 0 requests in flight",
     }
-
-
-def test_a_stream_whose_first_look_comes_late_tells_how_long_its_rows_have_stayed() -> None:
-    stream, _ = with_a_frame()
-    ((_, line),) = told_at(stream, [31.0]).items()
-    assert (line["oldest_record_seconds"], line["callers_waited_seconds"]) == (31, 0)
 
 
 @pytest.mark.parametrize(
@@ -191,29 +189,6 @@ def test_the_waits_of_one_minute_count_and_then_those_of_the_next() -> None:
     assert (told[90.0]["oldest_record_seconds"], told[90.0]["callers_waited_seconds"]) == (0, 30)
 
 
-def test_callers_that_seldom_wait_are_not_told_however_long_that_goes_on() -> None:
-    stream, owner = with_a_frame(queue_limit=100)
-    member = stream.gate.join(owner)
-    for second in range(200):
-        waiting = stream.gate.ask(member, second, rows(50).layout, float(second))
-        next(iter(stream.pipeline.ledger.frames)).accepted_at = float(second)
-        assert not told_at(stream, [second + 0.25])
-        stream.gate.cancel(waiting, second + 0.25)
-    assert stream.gate.active_seconds(200.0) == 50.0
-
-
-def test_rows_that_flow_are_not_told() -> None:
-    stream, _ = with_a_frame()
-    assert not told_at(stream, [1.0, 10.0, 29.0])
-    stream.pipeline.press(29.0)
-    job = stream.pipeline.take_job(29.0)
-    assert job is not None
-    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
-    stream.pipeline.abandon()
-    assert not told_at(stream, [31.0, 400.0])
-    assert stream.pipeline.oldest_seconds(400.0) == 0.0
-
-
 # ---- what holds a caller
 
 
@@ -240,8 +215,7 @@ def test_a_caller_that_waits_only_for_the_nodes_limit_has_a_cause_of_its_own() -
 
 def test_a_stream_without_a_row_waits_for_the_node_too() -> None:
     node = NodeBudget(100_000, 1_000)
-    stream, owner = Stream("flights", StreamSettings(), 1 << 20, 10_000, node), Owner()
-    other = QueueBudget(10**6, 10**6, node)
+    stream, owner, other = stream_of(node=node), Owner(), QueueBudget(10**6, 10**6, node)
     other.take(1, 100_000)
     member = stream.gate.join(owner)
     stream.gate.ask(member, 1, rows(50).layout, 0.0)
@@ -388,15 +362,6 @@ def test_a_client_reads_what_is_queued_what_was_delivered_and_why_the_rest_waits
     assert aggregating.blocked(7, 31.0, 1.0).aggregates == 1
 
 
-def test_a_stream_is_described_with_its_last_error() -> None:
-    stream, _ = with_a_frame()
-    stream.pipeline.stats.failed("InternalFailure: the disks are on fire")
-    assert stream.describe(1.0) == (
-        f"records are on their way; queue 100 of 1,000,000 records, {rows(100).layout.charge_bytes:,} of "
-        "67,108,864 bytes, 0 requests in flight, last error: InternalFailure: the disks are on fire"
-    )
-
-
 def test_a_refused_stream_is_described_by_its_refusal_and_a_full_node_by_its_limit() -> None:
     in_flight = NodeInFlight(100, 10)
     in_flight.take("another stream", 1_000)  # one record that is larger than all that is shared
@@ -501,21 +466,14 @@ def test_each_change_of_a_streams_health_is_logged_once() -> None:
 
 
 def test_a_stream_whose_endpoint_does_not_exist_is_logged_as_unreachable() -> None:
-    stream, wrong = (
-        stream_of(),
-        RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True),
-    )
-    stream.pipeline.health.tried(wrong, 0.0)
+    stream = stream_of()
+    health = stream.pipeline.health
+    wrong = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True)
+    health.tried(wrong, 0.0)
     assert lines_of(stream, 1.0) == []
-    assert stream.pipeline.health.gives_up(60.0)
-    assert lines_of(stream, 60.0) == [
-        {
-            "event": "stream cannot be reached",
-            "log_level": "error",
-            "stream": "flights",
-            "message": stream.pipeline.health.message,
-        }
-    ]
+    assert health.gives_up(60.0)
+    line = {"event": "stream cannot be reached", "log_level": "error", "stream": "flights"}
+    assert lines_of(stream, 60.0) == [line | {"message": health.message}]
 
 
 def test_a_refusal_that_is_forgotten_is_logged_and_what_is_left_of_it_is_not() -> None:
@@ -549,7 +507,7 @@ def test_a_service_that_refuses_cbor_is_logged_once() -> None:
     assert lines_of(stream, 2.0) == []
 
 
-def test_rows_that_go_plain_without_an_answer_are_logged_and_not_their_end_if_no_list_comes_any_more() -> None:
+def test_rows_that_go_plain_are_logged_and_not_their_end_if_no_list_comes_any_more() -> None:
     stream = stream_of(aggregation="kpl")
     stream.pipeline.sender.go_plain()
     plain = {"event": "records go plain until the shards are known", "log_level": "warning", "stream": "flights"}
@@ -557,8 +515,10 @@ def test_rows_that_go_plain_without_an_answer_are_logged_and_not_their_end_if_no
     assert lines_of(stream, 2.0) == []
     stream.pipeline.sender.forget_shards()
     assert lines_of(stream, 3.0) == []
+    stream.pipeline.shard_map_failed("LimitExceededException", "Rate exceeded", 3.5)
     stream.pipeline.sender.go_plain()
-    assert lines_of(stream, 4.0) == [{**plain, "why": "ListShards: no answer"}]
+    assert lines_of(stream, 4.0) == [{**plain, "why": "ListShards: LimitExceededException: Rate exceeded"}]
+    assert "records go plain, at one shard's pace" in stream.blocked(1, 30.0, 4.0).reason
     stream.pipeline.set_shard_map(ONE_LANE, 6.26)
     again = {"event": "records are aggregated again", "log_level": "info", "stream": "flights"}
     assert lines_of(stream, 6.26) == [{**again, "plain_seconds": 2.3}]
@@ -604,9 +564,7 @@ async def test_a_flush_is_done_when_the_last_row_that_was_there_has_ended() -> N
         async with asyncio.timeout(0.01):
             await flushing.done.wait()
     assert flushing.counts() | {"records": 100, "open": 100} == flushing.counts()
-    job = stream.pipeline.take_job(1.0)
-    assert job is not None, "it lingers no more"
-    stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
+    sort_job(stream, 1.0)  # it lingers no more
     stream.pipeline.discard(owner)
     await flushing.done.wait()
     assert flushing.counts() | {"records": 100, "discarded": 100, "open": 0} == flushing.counts()
@@ -640,36 +598,9 @@ def test_a_stream_is_idle_since_it_has_neither_a_session_nor_a_row() -> None:
     assert since() == 11.0
 
 
-def test_a_stream_that_goes_plain_for_lack_of_a_list_is_told_once_and_so_is_its_end() -> None:
-    stream, owner = Stream("flights", StreamSettings(aggregation="kpl"), 1 << 20, 10_000), Owner()
-    frame = rows(100)
-    parts = b"".join((frame.body_prefix(1), *map(bytes, frame.parts)))
-    checked = intake.check(columns.parse_body(parts, frame.layout.flags), 1 << 20)
-    stream.budget.take(100, frame.layout.charge_bytes)
-    stream.pipeline.submit(Frame(owner, 1, checked, frame.layout.charge_bytes), 0.0)
-    told: list[Any] = []
-    with structlog.testing.capture_logs() as log:
-        for second in range(20):
-            stream.pipeline.shard_map_failed("LimitExceededException", "Rate exceeded", float(second))
-            if (job := stream.pipeline.take_job(float(second))) is not None:
-                stream.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
-            stream.settle(float(second))
-            told.append(stream.status(float(second))["reason"])
-            assert stream.blocked(1, 30.0, float(second)).reason == told[-1]
-        stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 20.0)
-        stream.settle(20.0)
-    assert "are not known" in told[5]
-    assert "ListShards: LimitExceededException: Rate exceeded" in told[5]
-    assert "records go plain, at one shard's pace" in told[15]
-    begins, ends = [line for line in log if "plain" in line["event"] or "aggregated" in line["event"]]
-    assert (begins["log_level"], begins["event"]) == ("warning", "records go plain until the shards are known")
-    assert begins["why"] == "ListShards: LimitExceededException: Rate exceeded"
-    assert (ends["log_level"], ends["event"], ends["plain_seconds"]) == ("info", "records are aggregated again", 10.0)
-
-
 def test_what_the_pipeline_wants_of_the_shards_is_told_against_what_their_watch_has_read() -> None:
     """Not against what was so at the last look: a wish that came and went and came between two looks would be lost."""
-    stream = Stream("flights", StreamSettings(), 1 << 20, 10_000)
+    stream = stream_of()
     assert stream.next_reading() == -inf, "at once"
     stream.learn_shards(ONE_LANE, 0.0, 0.0)
     assert stream.next_reading() == stream.pipeline.next_reading() >= 45.0
@@ -687,13 +618,12 @@ def test_with_an_order_nothing_is_sent_after_a_frame_that_was_refused_for_a_bad_
     ordering: str, unsent: list[bool]
 ) -> None:
     """Of the same session; another one's rows are sent, and without an order all are."""
-    stream = Stream("flights", StreamSettings.model_validate({"ordering": ordering}), 1 << 20, 10_000)
+    stream, frames, first = stream_of(ordering=ordering), [], Owner()
     stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
-    frames = []
-    for owner, keys in ((first := Owner(), [b"k" * 300, b"k"]), (first, [b"k"]), (Owner(), [b"k"])):
+    for owner, keys in ((first, [b"k" * 300, b"k"]), (first, [b"k"]), (Owner(), [b"k"])):
         laid_out = lay_out(keys, [b"data"] * len(keys))
         ticket = stream.reserve(stream.join(owner, patient=False), 1, laid_out.layout, 0.0)
-        frames.append(Frame(owner, 1, stream.check(make_body(laid_out)), laid_out.layout.charge_bytes))
+        frames.append(frame_of(stream, owner, laid_out))
         assert stream.accept(frames[-1], ticket, 0.0) is (len(keys) == 1)
     assert [frame.finished for frame in frames[1:]] == unsent
 
@@ -726,11 +656,7 @@ VERBS: dict[str, Callable[[Stream, Member, Ticket], object]] = {
     "join": lambda stream, _member, _ticket: stream.join(Owner(), patient=False),
     "reserve, which waits": lambda stream, member, _ticket: stream.reserve(member, 3, rows(20).layout, 1.0),
     "cancel": lambda stream, _member, ticket: stream.cancel(ticket, 1.0),
-    "accept": lambda stream, member, ticket: stream.accept(
-        Frame(member.caller, 2, stream.check(make_body(rows(20))), rows(20).layout.charge_bytes),
-        ticket,
-        1.0,
-    ),
+    "accept": lambda stream, _member, ticket: stream.accept(frame_of(stream, Owner(), rows(20), 2), ticket, 1.0),
     "set_window": lambda stream, member, _ticket: stream.set_window(member, 1.0, is_full=True),
     "listen_again": lambda stream, _member, _ticket: stream.listen_again(),
     "flush": lambda stream, _member, _ticket: stream.flush(Owner()),
@@ -759,11 +685,10 @@ def test_a_list_that_is_not_read_is_no_sign_of_a_wrong_endpoint_unless_it_is_sai
 @pytest.mark.parametrize("verb", VERBS)
 def test_after_each_verb_the_dispatcher_looks_at_the_stream(verb: str) -> None:
     touched: list[Stream] = []
-    stream = Stream("flights", StreamSettings(queue_limit=40), 1 << 20, 10_000, touched=touched.append)
-    member = stream.join(Owner(), patient=False)
-    body = stream.check(make_body(rows(5)))
+    stream, owner = stream_of(queue_limit=40, touched=touched.append), Owner()
+    member = stream.join(owner, patient=False)
     first = stream.reserve(member, 1, rows(5).layout, 0.0)
-    assert stream.accept(Frame(member.caller, 1, body, rows(5).layout.charge_bytes), first, 0.0)
+    assert stream.accept(frame_of(stream, owner, rows(5)), first, 0.0)
     second = stream.reserve(member, 2, rows(20).layout, 0.0)
     assert second.granted
     touched.clear()
@@ -773,7 +698,7 @@ def test_after_each_verb_the_dispatcher_looks_at_the_stream(verb: str) -> None:
 
 def test_what_makes_no_work_has_nobody_look_at_the_stream() -> None:
     touched: list[Stream] = []
-    stream = Stream("flights", StreamSettings(), 1 << 20, 10_000, touched=touched.append)
+    stream = stream_of(touched=touched.append)
     member = stream.join(Owner(), patient=False)
     touched.clear()
     assert stream.reserve(member, 1, rows(5).layout, 0.0).granted
@@ -800,21 +725,13 @@ def test_a_settled_stream_says_whether_it_may_have_work() -> None:
 def test_a_body_that_has_arrived_lets_the_next_one_come() -> None:
     """Bodies on their way hold at most a quarter of the queue."""
     stream, first, second = stream_of(queue_limit_bytes=8_192), Owner(), Owner()
-    frame, charge_bytes = stream.check(make_body(one(b"x" * 500))), one(b"x" * 500).layout.charge_bytes
-    ticket = stream.reserve(stream.join(first, patient=False), 1, one(b"x" * 500).layout, 0.0)
-    waiting = stream.reserve(stream.join(second, patient=False), 1, one(b"x" * 500).layout, 0.0)
+    large = one(b"x" * 500)
+    ticket = stream.reserve(stream.join(first, patient=False), 1, large.layout, 0.0)
+    waiting = stream.reserve(stream.join(second, patient=False), 1, large.layout, 0.0)
     assert (ticket.granted, waiting.granted) == (True, False)
-    assert stream.accept(Frame(first, 1, frame, charge_bytes), ticket, 0.0)
+    assert stream.accept(frame_of(stream, first, large), ticket, 0.0)
     stream.settle(0.0)
     assert waiting.granted
-
-
-def test_a_request_for_room_that_is_given_up_waits_no_more() -> None:
-    stream, owner = with_a_frame(queue_limit=100)
-    ticket = stream.reserve(stream.join(owner, patient=False), 2, rows(50).layout, 0.0)
-    assert stream.gate.blocked_callers == 1
-    stream.cancel(ticket, 1.0)
-    assert stream.gate.blocked_callers == 0
 
 
 @pytest.mark.parametrize(
@@ -828,9 +745,7 @@ def test_rows_that_are_not_accepted_are_counted_and_hold_no_room(
     laid_out = lay_out([b"k", b"k" * 300, b"k"], [b"data"] * 3)
     for times in (1, 2):
         ticket = stream.reserve(stream.join(owner, patient=False), times, laid_out.layout, 0.0)
-        body = stream.check(make_body(laid_out))
-        frame = Frame(owner, times, body, laid_out.layout.charge_bytes, takes_good=take_good)
-        assert stream.accept(frame, ticket, 0.0) is take_good
+        assert stream.accept(frame_of(stream, owner, laid_out, times, takes_good=take_good), ticket, 0.0) is take_good
         assert stream.rejected_records == {code: times * count for code, count in rejected.items()}
         assert stream.budget.used_records == times * left
         assert stream.budget.used_bytes == (times * laid_out.layout.charge_bytes if take_good else 0)
@@ -857,31 +772,14 @@ def test_a_record_is_as_large_as_any_stream_takes_it_and_no_byte_larger(size: in
     assert len(stream.check(make_body(one(b"x" * size, b"k"))).bad) == bad
 
 
-@pytest.mark.parametrize(("deliver", "left"), [(True, 100), (False, 0)])
-def test_the_rows_of_a_session_that_leaves_are_sent_or_discarded(deliver: bool, left: int) -> None:
-    stream, owner = with_a_frame()
-    (frame,) = stream.pipeline.ledger.frames
-    stream.leave(stream.join(owner, patient=False), 1.0, deliver=deliver)
-    assert (stream.pipeline.queued_records, stream.gate.sessions, frame.owner) == (left, 0, None)
-
-
-def test_rows_linger_no_more_after_a_flush_of_their_session_or_when_the_queue_is_to_empty() -> None:
-    stream, owner = with_a_frame(linger_seconds=3_600)
-    stream.flush(Owner())
-    assert stream.pipeline.take_job(1.0) is None
-    stream.flush(owner)
-    assert stream.pipeline.take_job(1.0) is not None
-    hastened, _ = with_a_frame(linger_seconds=3_600)
-    hastened.pause(0.0)
-    hastened.hasten(1.0)
-    assert hastened.pipeline.take_job(1.0) is not None
-    assert not hastened.pipeline.paused
-
-
-def test_a_stream_that_drains_gives_its_rows_back() -> None:
+def test_rows_linger_no_more_when_the_queue_is_to_empty() -> None:
     stream, _ = with_a_frame(linger_seconds=3_600)
-    stream.drain()
-    assert (stream.pipeline.queued_records, stream.pipeline.stats.discarded_records) == (0, {"returned": 100})
+    stream.flush(Owner())
+    assert stream.pipeline.take_job(1.0) is None, "another session has flushed its own"
+    stream.pause(0.0)
+    stream.hasten(1.0)
+    assert stream.pipeline.take_job(1.0) is not None
+    assert not stream.pipeline.paused
 
 
 @pytest.mark.parametrize(
