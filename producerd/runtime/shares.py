@@ -68,8 +68,9 @@ class LoopShares:
         self._messages: Counter[int | None] = Counter()
         self._counts_from = 0.0
 
-    def __len__(self) -> int:
-        """Return of how many users it keeps the time."""
+    @property
+    def users(self) -> int:
+        """How many users it keeps the time of."""
         return len(self._used)
 
     def has_time(self, peer: Peer | None, began: float) -> bool:

@@ -31,8 +31,9 @@ class CallAllowance:
     def __init__(self) -> None:
         self._used: dict[int | None, tuple[float, float]] = {}  # by user: how many at that time
 
-    def __len__(self) -> int:
-        """Return how many users have used calls up."""
+    @property
+    def users(self) -> int:
+        """How many users have used calls up."""
         return len(self._used)
 
     async def take(self, users: Callable[[], Collection[int | None]]) -> int | None:

@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.core.gate import Member
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
@@ -28,7 +29,7 @@ from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 from producerd.wire import frames
 from tests.daemon import one, until_on_loop
-from tests.runtime.stand_ins import StandInHost, StandInTransport, tell
+from tests.runtime.stand_ins import StandInHost, StandInTransport, connected, put, reserve, tell
 from tests.runtime.virtual_time import VirtualLoop
 from tests.simulation.setting import make_body
 
@@ -55,12 +56,12 @@ def no_service(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def streams_of(config: Config) -> AsyncIterator[Streams]:
+async def streams_of(config: Config, table: ConnectionTable | None = None) -> AsyncIterator[Streams]:
     stopped = asyncio.Event()
     clients: Any = SimpleNamespace(of=lambda access: SimpleNamespace(credentials=None))
     with ThreadPoolExecutor(1) as executor:
         dispatcher = Dispatcher(executor, 1)
-        streams = Streams(config, dispatcher, clients, executor, ConnectionTable())
+        streams = Streams(config, dispatcher, clients, executor, ConnectionTable() if table is None else table)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dispatcher.run(stopped))
             tasks.create_task(streams.run(stopped))
@@ -69,60 +70,18 @@ async def streams_of(config: Config) -> AsyncIterator[Streams]:
             stopped.set()
 
 
-async def test_a_stream_that_nobody_uses_is_forgotten_unless_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that jobs make up by day must not pile up."""
-    monkeypatch.setattr(module, "FORGET_SECONDS", 0.2)
-    monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 3_600)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    async with streams_of(Config(streams={"listed": StreamSettings()})) as streams:
-        for name in ("listed", "idle", "open", "paused"):
-            streams.open(name)
-        for stream in streams:
-            stream.pipeline.health.stored()
-        opened, paused = streams.get("open"), streams.get("paused")
-        assert opened is not None
-        assert paused is not None
-        caller: Any = SimpleNamespace()
-        member = opened.join(caller, patient=False)
-        paused.pause(0.0)
-        await until_on_loop(lambda: streams.get("idle") is None)
-        assert [stream.name for stream in streams] == ["listed", "open", "paused"]
-        await until_on_loop(lambda: Watch.ended == ["idle"])
-        opened.leave(member, 0.0, deliver=False)
-        await until_on_loop(lambda: streams.get("open") is None)
-        assert streams.open("idle") is not None, "it may come again"
-    assert sorted(Watch.ended) == ["idle", "idle", "listed", "open", "paused"]
+def join(stream: Stream, uid: int | None = None) -> Member:
+    """Let a session of this user have the stream open."""
+    caller: Any = SimpleNamespace()
+    return stream.join(caller, patient=False, uid=uid)
 
 
-async def test_a_name_that_never_worked_is_forgotten_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error must not be an alert for a day."""
-    monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 0.1)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    async with streams_of(Config()) as streams:
-        streams.open("works").pipeline.health.stored()
-        streams.open("typo").pipeline.health.looks_permanent("STREAM_NOT_FOUND", "", 0.0)
-        streams.open("unproven")
-        await until_on_loop(lambda: [stream.name for stream in streams] == ["works"])
+def opens(streams: Streams, name: str, uid: int | None = None) -> Member:
+    return join(streams.open(name, uid), uid)
 
 
-@pytest.mark.promise("refusal-nobody-met-long")
-async def test_a_refusal_that_nobody_has_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No row of an idle stream shows that the cause was fixed, and an alert must not wait for one."""
-    monkeypatch.setattr(module, "FORGET_BROKEN_SECONDS", 0.1)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    async with streams_of(Config(streams={name: StreamSettings() for name in ("new", "old", "used")})) as streams:
-        new, old, used = (streams.open(name) for name in ("new", "old", "used"))
-        old.pipeline.health.stored()
-        for stream in (new, old, used):
-            stream.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 0.0)
-        caller: Any = SimpleNamespace()
-        used.join(caller, patient=False)
-        assert not any(stream.is_up for stream in streams)
-        await until_on_loop(lambda: new.is_up and old.is_up)
-        assert (new.pipeline.health.state, old.pipeline.health.state) == (HealthState.UNPROVEN, HealthState.WORKING)
-        assert (used.pipeline.health.state, used.pipeline.health.code) == (HealthState.BROKEN, "ACCESS_DENIED")
-        new.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 1.0)
-        assert not new.is_up, "the next row finds it refused once more"
+def names_of(streams: Streams) -> list[str]:
+    return [stream.name for stream in streams]
 
 
 @pytest.mark.promise("user-streams-listed")
@@ -134,11 +93,11 @@ async def test_of_unused_streams_one_that_never_worked_makes_place_first_and_the
             stream.pipeline.health.stored()
             stream.settle(now)
         streams.open("one-more")
-        assert [stream.name for stream in streams] == ["paused", "first", "one-more"]
+        assert names_of(streams) == ["paused", "first", "one-more"]
         paused.resume(0.0)
         assert paused.pipeline.health.state is HealthState.UNPROVEN
         streams.open("two-more")
-        assert [stream.name for stream in streams] == ["first", "one-more", "two-more"]
+        assert names_of(streams) == ["first", "one-more", "two-more"]
 
 
 @pytest.mark.promise("user-streams-listed")
@@ -147,8 +106,8 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
 ) -> None:
     """The clients that have them open come back when they have rows.  No two users take a place in turns."""
     config = Config(node=NodeSettings(max_streams=9), streams={"listed": StreamSettings()})
-    async with streams_of(config) as streams:
-        table, host = streams._connections, StandInHost()
+    table, host = ConnectionTable(), StandInHost()
+    async with streams_of(config, table) as streams:
         monkeypatch.setattr(host, "admit", lambda session: table.admit(session, config.node))
         monkeypatch.setattr(host, "open_stream", lambda name, uid, **_: streams.open(name, uid))
         monkeypatch.setattr(host, "ended", table.forget)
@@ -159,14 +118,14 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
             session = Session(host, len(sessions))
             table.add(session)
             sessions.append((session, StandInTransport(session)))
-            tell(session, frames.encode(frames.Hello(1, 1, comes_back=1)) + frames.encode(frames.Open(1, name)))
+            tell(session, frames.Hello(1, 1, comes_back=1), frames.Open(1, name))
             return sessions[-1][1].drain()[1:]
 
         for number in range(7):
             come(7, f"of-7-{number}")
         for number in range(2):
             come(9, f"of-9-{number}")
-        tell(sessions[0][0], frames.encode(frames.Reserve(1, 1, one().layout)))
+        tell(sessions[0][0], reserve(1, one()))
         assert sessions[0][0].idle_since is None
         for number in range(3):
             (opened,) = come(8, f"of-8-{number}")
@@ -177,7 +136,7 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
         (opened,) = come(8, "listed")
         assert isinstance(opened, frames.Opened), "of which nobody has too many"
         names = ["of-7-0", "of-7-5", "of-7-6", "of-9-0", "of-9-1", *(f"of-8-{number}" for number in range(3)), "listed"]
-        assert [stream.name for stream in streams] == names
+        assert names_of(streams) == names
         went = [number for number, (_, transport) in enumerate(sessions) if transport.closed]
         assert went == [1, 2, 3, 4]
         for number in went:
@@ -185,8 +144,6 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
             assert isinstance(close, frames.Close)
             assert close.code == Code.TABLE_FULL
         assert host.failures == []
-        for session, _ in sessions:
-            session.connection_lost(None)
 
 
 async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit() -> None:
@@ -209,11 +166,6 @@ async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit()
         with pytest.raises(Refused):
             streams.open("one-more")
         assert (len(streams), parts()) == (7, {14})
-
-
-def opens(streams: Streams, name: str, uid: int) -> None:
-    caller: Any = SimpleNamespace()
-    streams.open(name, uid).join(caller, patient=False, uid=uid)
 
 
 @pytest.mark.promise("user-streams-listed")
@@ -271,55 +223,69 @@ async def test_names_that_a_user_left_behind_still_count_until_they_work() -> No
     """Records that nobody waits for would keep each of them, and one user would have all streams."""
     node = NodeSettings(max_streams=6, max_streams_per_user=2)
     async with streams_of(Config(node=node)) as streams:
-        caller: Any = SimpleNamespace()
         for name in ("a", "b"):
             stream = streams.open(name, 7)
-            stream.leave(stream.join(caller, patient=False, uid=7), 0.0, deliver=True)
+            stream.leave(join(stream, 7), 0.0, deliver=True)
         with pytest.raises(Refused, match="max_streams_per_user"):
             streams.open("c", 7)
         opens(streams, "c", 8)
-        first = streams.get("a")
-        assert first is not None
-        first.pipeline.health.stored()
+        stream.pipeline.health.stored()
         opens(streams, "d", 7)
 
 
-def test_when_streams_are_forgotten_that_nobody_uses() -> None:
-    """The daemon looks once a minute."""
+@pytest.mark.promise("refusal-nobody-met-long")
+def test_streams_and_refusals_are_forgotten_that_nobody_uses_for_long() -> None:
+    """The daemon looks once a minute.
+
+    Names that jobs make up by day must not pile up, and a misspelt one must not be an alert for a day.  No row of an
+    idle stream shows that the cause of a refusal was fixed, and an alert must not wait for one.
+    """
+    listed = {name: StreamSettings() for name in ("listed", "new", "old", "used")}
 
     async def story() -> None:
-        config = Config(streams={"listed": StreamSettings(), "refused": StreamSettings()})
-        async with streams_of(config) as streams:
-            for name in ("listed", "works"):
-                streams.open(name).pipeline.health.stored()
-            refused = streams.open("refused")
-            refused.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 0.0)
-            streams.open("typo")
+        async with streams_of(Config(streams=listed)) as streams:
 
             async def names_at(now: float) -> list[str]:
                 await asyncio.sleep(now - asyncio.get_running_loop().time())
-                return [stream.name for stream in streams]
+                return [name for name in names_of(streams) if name not in ("paused", *listed)]
 
-            assert await names_at(61.0) == ["listed", "works", "refused", "typo"]
+            for name in ("listed", "old", "works", "open", "paused"):
+                streams.open(name).pipeline.health.stored()
+            member = opens(streams, "open")
+            streams.open("paused").pause(0.0)
+            new, old, used = (streams.open(name) for name in ("new", "old", "used"))
+            opens(streams, "used")
+            for stream in (new, old, used):
+                stream.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 0.0)
+            streams.open("typo").pipeline.health.looks_permanent("STREAM_NOT_FOUND", "", 0.0)
+
+            assert await names_at(61.0) == ["works", "open", "typo"]
             streams.open("late")
-            assert await names_at(599.0) == ["listed", "works", "refused", "typo", "late"]
-            assert [stream.is_up for stream in streams] == [True, True, False, True, True]
-            assert await names_at(601.0) == ["listed", "works", "refused", "late"]
-            assert all(stream.is_up for stream in streams)
-            assert await names_at(719.0) == ["listed", "works", "refused", "late"]
-            assert await names_at(721.0) == ["listed", "works", "refused"]
-            assert await names_at(86_399.0) == ["listed", "works", "refused"]
-            assert await names_at(86_401.0) == ["listed", "refused"]
+            assert await names_at(599.0) == ["works", "open", "typo", "late"]
+            assert [new.is_up, old.is_up, used.is_up] == [False] * 3
+            assert Watch.ended == []
+            assert await names_at(601.0) == ["works", "open", "late"]
+            assert Watch.ended == ["typo"]
+            assert (new.pipeline.health.state, old.pipeline.health.state) == (HealthState.UNPROVEN, HealthState.WORKING)
+            assert (used.pipeline.health.state, used.pipeline.health.code) == (HealthState.BROKEN, "ACCESS_DENIED")
+            new.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 601.0)
+            assert not new.is_up, "the next row finds it refused once more"
+            assert await names_at(719.0) == ["works", "open", "late"]
+            assert await names_at(721.0) == ["works", "open"]
+            assert await names_at(86_399.0) == ["works", "open"]
+            assert await names_at(86_401.0) == ["open"]
+            streams.open("open").leave(member, 86_401.0, deliver=False)
+            assert await names_at(2 * 86_400.0 - 1) == ["open"]
+            assert await names_at(2 * 86_400.0 + 61) == []
+            assert streams.open("works") is not None, "it may come again"
+            assert len(streams) == len(listed) + 2
 
     with capture_logs() as log, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(story())
-    events = [(line["event"], line["stream"], line.get("idle_seconds")) for line in log if "forgotten" in line["event"]]
-    assert events == [
-        ("a refusal is forgotten, as nobody uses the stream", "refused", None),
-        ("stream forgotten", "typo", 600),
-        ("stream forgotten", "late", 659),
-        ("stream forgotten", "works", 86_400),
-    ]
+    forgotten = [(line["stream"], line["idle_seconds"]) for line in log if line["event"] == "stream forgotten"]
+    assert forgotten == [("typo", 600), ("late", 659), ("works", 86_400), ("open", 86_459)]
+    refusals = [line["stream"] for line in log if line["event"].startswith("a refusal is forgotten")]
+    assert refusals == ["old", "new", "new"]
 
 
 @pytest.mark.parametrize("kind", ["open", "with rows", "paused", "listed"])
@@ -327,10 +293,9 @@ async def test_a_stream_that_is_used_makes_no_place(kind: str) -> None:
     config = Config(node=NodeSettings(max_streams=1), streams={"listed": StreamSettings()})
     async with streams_of(config) as streams:
         stream = streams.open(kind if kind == "listed" else "used")
-        caller: Any = SimpleNamespace()
         match kind:
             case "open":
-                stream.join(caller, patient=False)
+                join(stream)
             case "with rows":
                 frame = Frame(None, 1, stream.check(make_body(one())), one().layout.charge_bytes)
                 stream.budget.take(1, frame.charge_bytes)
@@ -444,8 +409,7 @@ async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
     async with streams_of(Config(streams={"listed": StreamSettings()})) as streams:
         streams.open("listed", 7)
         new = streams.open("new", 7)
-        caller: Any = SimpleNamespace()
-        new.join(caller, patient=False, uid=8)
+        opens(streams, "new", 8)
         assert [is_known() for _, is_known in made] == [True, False]
         assert [users() for users, _ in made] == [{7}, {7, 8}]
         new.pipeline.health.stored()
@@ -461,20 +425,14 @@ async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() 
     """
     async with streams_of(Config(node=NodeSettings(max_streams=1, max_connections=2))) as streams:
         floor_bytes, host = streams.budget.floor_bytes, StandInHost()
-        sessions = [Session(host, number) for number in range(2)]
-        for session in sessions:
-            transport = StandInTransport(session)
+        sessions = []
+        for _ in range(2):
             dry_run = streams.open_dry("flights", None)
             host.streams["flights"] = dry_run
-            body = one()
-            for message in (
-                frames.Hello(1, 1),
-                frames.Open(1, "flights", dry_run=1),
-                frames.Reserve(1, 1, body.layout),
-            ):
-                tell(session, frames.encode(message))
+            session, transport = connected(host, frames.Hello(1, 1), frames.Open(1, "flights", dry_run=1))
+            tell(session, put(1, one()))
             assert isinstance(transport.drain()[-1], frames.Grant)
-            tell(session, b"".join((frames.body_header(body.layout), body.body_prefix(1), *map(bytes, body.parts))))
+            sessions.append(session)
         assert len(streams) == 1
         assert streams.budget.floor_bytes < floor_bytes
         assert len(dry_run.of.followers) == 2
@@ -485,6 +443,5 @@ async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() 
         assert dry_run.of.idle_since is None
         for session in sessions:
             session.connection_lost(None)
-        await until_on_loop(lambda: not streams._dry_runs)
+        await until_on_loop(lambda: streams.budget.floor_bytes == floor_bytes)
         assert not dry_run.of.followers
-        assert streams.budget.floor_bytes == floor_bytes

@@ -99,7 +99,7 @@ async def test_a_name_that_exists_or_a_service_that_is_down_uses_nothing_up(cloc
     await ask(calls, 4 * CALLS_AT_ONCE)
     assert (await calls.try_storing({}, aggregates=True)).by_put_records
     assert not clock.slept
-    assert len(allowance) == 0, "nothing is kept of users who have used nothing up"
+    assert allowance.users == 0, "nothing is kept of users who have used nothing up"
 
 
 async def test_a_stream_that_is_known_needs_no_allowance(clock: Clock) -> None:
