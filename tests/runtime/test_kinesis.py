@@ -26,7 +26,7 @@ from producerd.runtime.aws.kinesis import MAX_PAGES, AioKinesis, most_answer_byt
 from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
-from tests.runtime.aws.reaching import BODY, FLIGHTS, reached, reaching, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, fails, reached, reaching, request_of, stores
 from tests.runtime.odd_answers import mutated
 from tests.runtime.recording import recording, signed_headers
 
@@ -70,8 +70,7 @@ async def test_an_endpoint_where_anybody_has_answered_is_never_wrong(
         if status is not None:
             await kinesis.put_records(FLIGHTS, request_of(), 5)
         monkeypatch.setattr(client, "put_records", no_such_host)
-        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(kinesis)
     assert (failed.code, failed.wrong_endpoint) == (Code.UNREACHABLE, status is None)
 
 
@@ -79,8 +78,7 @@ async def test_an_endpoint_that_answers_nothing_but_a_bare_400_is_wrong() -> Non
     """As a port for HTTPS answers that is spoken to in plain HTTP."""
     async with recording(b"<html>", 400) as (url, _), reaching(url) as kinesis:
         for _ in range(2):
-            failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
-            assert isinstance(failed, RequestFailed)
+            failed = await fails(kinesis)
             assert (failed.code, failed.wrong_endpoint) == ("400", True)
 
 
@@ -112,8 +110,7 @@ async def test_an_answer_of_the_wrong_length_makes_every_entry_unknown(entries: 
 
 async def test_an_answer_that_is_no_json_makes_every_entry_unknown() -> None:
     async with recording(b"<html>a proxy</html>") as (url, _), reaching(url) as kinesis:
-        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(kinesis)
     assert (failed.code, failed.maybe_stored) == (NOT_KINESIS, True)
 
 
@@ -139,7 +136,7 @@ async def test_what_the_service_does_comes_back_as_a_value(
         failed = await kinesis.put_records(FLIGHTS, request_of(), 1.5 if timed_out else 10)
         assert isinstance(failed, RequestFailed)
         assert (failed.code, failed.maybe_stored, failed.timed_out) == (code, maybe_stored, timed_out)
-        assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), Answer)
+        await stores(kinesis)
 
 
 async def test_all_pages_of_a_listing_are_read() -> None:
@@ -231,10 +228,9 @@ async def test_a_stream_may_distribute_its_records_itself() -> None:
 @pytest.mark.parametrize("answer", [b"", b"{}", b"null", b"[]", b'"words"', b"<html>a proxy</html>", b"\xff\xfe"])
 async def test_an_answer_that_is_not_kinesiss_is_a_value_whoever_asked(answer: bytes, status: int) -> None:
     async with recording(answer, status) as (url, _), reaching(url) as kinesis:
-        put = await kinesis.put_records(FLIGHTS, request_of(), 5)
+        put = await fails(kinesis)
         summary = await kinesis.describe_stream_summary(FLIGHTS)
         pages = await kinesis.list_shards(FLIGHTS)
-    assert isinstance(put, RequestFailed)
     assert (meaning_of(put.code).kind, put.maybe_stored) == (Kind.TRANSIENT, True)
     assert isinstance(summary, RequestFailed)
     assert isinstance(pages, RequestFailed) or "Shards" not in pages[0]  # which the map refuses
@@ -342,8 +338,7 @@ async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_aga
 
 async def test_nobody_listens_and_nothing_was_stored() -> None:
     async with reaching("http://127.0.0.1:1") as kinesis:
-        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(kinesis)
     assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
 
 

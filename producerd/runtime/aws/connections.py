@@ -127,6 +127,11 @@ class Connections:
         if self._proxy is not None and proxy_tls is not None:
             self._proxy = self._proxy._replace(tls=proxy_tls)
 
+    @property
+    def idle(self) -> int:
+        """How many connections wait for a request."""
+        return len(self._idle)
+
     def _waiting(self) -> HttpConnection | None:
         """Return an idle connection that is still open, or None."""
         while self._idle:

@@ -14,6 +14,7 @@ import pytest
 
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.encoding.formats import JSON
+from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.runtime.aws.clients import Access, AwsClient, open_clients
 from producerd.runtime.aws.connections import Connections
 from producerd.runtime.aws.kinesis import AioKinesis
@@ -82,3 +83,15 @@ def request_of(body: bytes = BODY, entries: int = 2) -> EncodedRequest:
     ends = np.arange(1, entries + 1, dtype=np.int32)
     nothing = np.zeros(entries, np.int32)
     return EncodedRequest(body, hashlib.sha256(body).hexdigest(), JSON.content_type, ends, nothing, nothing, {})
+
+
+async def stores(kinesis: AioKinesis) -> None:
+    """Send two records, which are stored."""
+    assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), Answer)
+
+
+async def fails(kinesis: AioKinesis) -> RequestFailed:
+    """Send two records, and return why the request failed."""
+    failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
+    assert isinstance(failed, RequestFailed)
+    return failed

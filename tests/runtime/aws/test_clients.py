@@ -27,16 +27,9 @@ from producerd.testing.certificate import self_signed
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.proxy import proxy
-from tests.runtime.aws.reaching import BODY, FLIGHTS, access, reached, reaching, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, access, fails, reached, reaching, request_of, stores
 
 ARN = {"StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/flights"}
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    return fake
 
 
 # ---- which access
@@ -172,7 +165,7 @@ async def test_the_region_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv(variable, "eu-north-1")
     async with local_aws(kinesis) as aws, reaching(aws.url, region=None) as client:
-        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+        await stores(client)
 
 
 def test_a_region_is_needed_for_streams_that_nobody_listed_only_where_these_may_be_opened() -> None:
@@ -192,7 +185,7 @@ async def test_requests_go_through_the_proxy_and_the_bundle_is_believed(
         port = int(server.url.rpartition(":")[2])
         monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
         async with proxy(monkeypatch, port) as between, reaching(f"https://localhost:{port}") as client:
-            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            await stores(client)
             assert isinstance(await client.list_shards(FLIGHTS), list)
         assert set(between.asked) == {f"localhost:{port}"}
 
@@ -215,11 +208,10 @@ async def test_a_bundle_that_is_extended_is_read_again_when_a_certificate_is_ref
         assert server.certificate is not None
         for unreadable in (other.read_bytes(), b"half of a file"):
             bundle.write_bytes(unreadable)
-            failed = await client.put_records(FLIGHTS, request_of(), 5)
-            assert isinstance(failed, RequestFailed)
+            failed = await fails(client)
             assert (failed.code, "certificate verify failed" in failed.message) == (Code.UNREACHABLE, True)
         bundle.write_bytes(server.certificate.read_bytes() + other.read_bytes())
-        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+        await stores(client)
 
 
 async def test_a_refused_certificate_has_the_bundle_read_at_most_every_few_seconds(
@@ -246,12 +238,12 @@ async def test_a_reload_reads_the_bundle_of_every_client_and_names_the_file_that
         with ThreadPoolExecutor(1) as pool:
             client = AioKinesis(clients.of(access(server.url)), pool)
             assert await clients.read_certificates() == []
-            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            await stores(client)
             assert await clients.read_certificates() == []
             _, other = self_signed(tmp_path, "other.test")
             bundle.write_bytes(other.read_bytes())
             assert await clients.read_certificates() == [f"certificates: {bundle} has others"]
-            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer), "over what is open"
+            await stores(client), "over what is open"
             bundle.write_bytes(b"not a certificate")
             with pytest.raises(ConfigurationError, match=str(bundle)):
                 await clients.read_certificates()
@@ -259,8 +251,7 @@ async def test_a_reload_reads_the_bundle_of_every_client_and_names_the_file_that
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_sent(kinesis: FakeKinesis) -> None:
     async with serve(kinesis, tls=True) as server, reaching(server.url) as client:
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
     assert "certificate" in failed.message
     assert not kinesis.requests

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from structlog.testing import capture_logs
 
 from producerd.core.failures import Kind, meaning_of
-from producerd.core.sending.answers import Answer, RequestFailed
+from producerd.core.sending.answers import Answer
 from producerd.errors import Code
 from producerd.runtime.aws.clock import ServiceClock
 from producerd.runtime.aws.kinesis import AioKinesis
@@ -20,16 +20,9 @@ from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis
 from tests.daemon import until_on_loop
 from tests.runtime.aws.local_aws import LocalAws, local_aws
-from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
+from tests.runtime.aws.reaching import FLIGHTS, fails, reached, reaching, request_of, stores
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    return fake
 
 
 async def everything_works(kinesis: AioKinesis) -> bool:
@@ -82,8 +75,7 @@ async def test_a_refusal_for_another_reason_is_not_the_clocks(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
         aws.clock_offset = timedelta(seconds=50)
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-        assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
         assert failed.code == "InvalidSignatureException"
         assert meaning_of(failed.code).kind is Kind.PERMANENT
         assert behind.clock.offset == timedelta(0)
@@ -96,11 +88,10 @@ async def test_a_refusal_that_may_not_be_kinesiss_teaches_the_clock_and_is_left_
     """The records may have been stored: the pipeline counts what it sends again."""
     async with local_aws(kinesis) as aws, reached(aws.url) as (client, _):
         aws.clock_offset, aws.tells_request_id = -HOUR, False
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-        assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
         assert (meaning_of(failed.code).kind, failed.maybe_stored) == (Kind.TRANSIENT, True)
         assert aws.refused.total() == 1
-        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+        await stores(client)
 
 
 async def test_a_service_whose_clock_cannot_be_followed_is_a_transient_failure(kinesis: FakeKinesis) -> None:
@@ -110,8 +101,7 @@ async def test_a_service_whose_clock_cannot_be_followed_is_a_transient_failure(k
             return await super().respond(request)
 
     async with local_aws(kinesis, Jumping) as aws, reaching(aws.url) as client:
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert meaning_of(failed.code).kind is Kind.TRANSIENT
     assert not failed.maybe_stored
 
@@ -191,8 +181,7 @@ async def test_keys_that_look_expired_to_a_wrong_clock_are_judged_by_the_service
 async def test_no_credentials_are_no_question_of_the_clock(kinesis: FakeKinesis) -> None:
     async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
         aws.keys, aws.clock_offset = set(), timedelta(seconds=50)
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-        assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
         assert meaning_of(failed.code).code == Code.CREDENTIALS
         assert behind.clock.offset == timedelta(0)
 

@@ -14,6 +14,7 @@ import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import MagicMock
@@ -55,6 +56,14 @@ class Peer:
         assert length is not None
         return head, await self.reader.readexactly(int(length[1]))
 
+    async def closes(self, *, politely: bool) -> None:
+        if politely:
+            self.writer.close()
+            await self.writer.wait_closed()
+        else:
+            linger = b"\x01\0\0\0\0\0\0\0"
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
     async def says(self, *parts: bytes) -> None:
         for part in parts:
             self.writer.write(part)
@@ -71,12 +80,18 @@ class Peer:
 Script = Callable[[Peer], Awaitable[None]]
 
 
+class Peers(list[Peer]):
+    """Those who have connected to a port."""
+
+    port: int
+
+
 @asynccontextmanager
 async def served(
     script: Script, url: str = "http://127.0.0.1:{port}/", host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[Connections, list[Peer]]]:
+) -> AsyncIterator[tuple[Connections, Peers]]:
     """Connections to a server that follows the script with each peer, and then aborts it."""
-    peers: list[Peer] = []
+    peers = Peers()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peers.append(peer := Peer(reader, writer))
@@ -91,8 +106,8 @@ async def served(
         writer.transport.abort()
 
     async with await asyncio.start_server(serve, host, 0, ssl=tls) as server, asyncio.timeout(START_SECONDS):
-        port = server.sockets[0].getsockname()[1]
-        made = Connections(url.format(port=port), verifying.get(tls, TRUSTS_NOBODY), PATIENCE_SECONDS)
+        peers.port = server.sockets[0].getsockname()[1]
+        made = Connections(url.format(port=peers.port), verifying.get(tls, TRUSTS_NOBODY), PATIENCE_SECONDS)
         yield made, peers
         made.close()
         await until_on_loop(lambda: all(peer.gone.done() for peer in peers))
@@ -108,12 +123,13 @@ async def put(to: Connections, body: bytes = b"{}", sending: Sending | None = No
     return await to.post(headers, sending or Sending(body))
 
 
-@pytest.fixture
-def certified(tmp_path: Path) -> Callable[[str], ssl.SSLContext]:
+@pytest.fixture(scope="session")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ssl.SSLContext]:
     """A server's context whose certificate is of that host, localhost and 127.0.0.1."""
 
+    @cache
     def make(host: str) -> ssl.SSLContext:
-        served_with, certificate = self_signed(tmp_path, host)
+        served_with, certificate = self_signed(tmp_path_factory.mktemp("certified"), host)
         verifying[served_with] = ssl.create_default_context(cafile=str(certificate))
         return served_with
 
@@ -223,8 +239,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(version: str,
     async def say(peer: Peer) -> None:
         await peer.asked()
         await peer.says(b"HTTP/%b 200 OK\r\n\r\n" % version.encode(), b"{", b"}")
-        peer.writer.close()
-        await peer.writer.wait_closed()
+        await peer.closes(politely=True)
 
     async with to(say) as (connections, _):
         for _ in range(2):
@@ -234,8 +249,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(version: str,
 async def test_a_reset_is_the_end_of_no_answer() -> None:
     async def say(peer: Peer) -> None:
         await peer.asked()
-        linger = b"\x01\0\0\0\0\0\0\0"
-        peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await peer.closes(politely=False)
         await peer.says(b"HTTP/1.1 200 OK\r\n\r\n{")
         await asyncio.sleep(0.01)  # it has read that
 
@@ -275,19 +289,14 @@ async def test_an_answer_that_is_cut_off_is_none(cut: str, politely: bool) -> No
     async def say(peer: Peer) -> None:
         await peer.asked()
         await peer.says(CUT_OFF[cut])
-        if politely:
-            peer.writer.close()
-            await peer.writer.wait_closed()
-        else:
-            linger = b"\x01\0\0\0\0\0\0\0"
-            peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await peer.closes(politely=politely)
 
     async with served(say) as (connections, peers):
         sending = Sending(b"{}")
         with pytest.raises(boto_errors.ConnectionClosedError):
             await put(connections, sending=sending)
         assert sending.body_written
-        assert connections._idle == []
+        assert connections.idle == 0
         assert len(peers) == 1, "it was not sent twice"
 
 
@@ -312,7 +321,7 @@ async def test_what_is_not_http_is_no_answer(said: str) -> None:
     async with served(say) as (connections, _):
         with pytest.raises(boto_errors.ConnectionClosedError):
             await put(connections)
-        assert connections._idle == []
+        assert connections.idle == 0
 
 
 async def test_who_switches_protocols_has_not_answered(caplog: pytest.LogCaptureFixture) -> None:
@@ -349,7 +358,7 @@ async def test_a_larger_answer_than_any_of_kinesis_counts_as_empty_and_is_read_n
     async with served(say) as (connections, peers):
         answer = await put(connections)
         assert (answer.status, answer.body) == (status, b"")
-        assert connections._idle == []
+        assert connections.idle == 0
         assert await peers[0].gone == "reset"
 
 
@@ -399,30 +408,21 @@ async def test_what_comes_unasked_is_no_answer_to_the_next_request(to: Callable[
     async with to(say) as (connections, peers):
         assert (await put(connections, b"01")).body == b"01"
         answered.set()
-        await until_on_loop(lambda: connections._idle == [], 1)
+        await until_on_loop(lambda: connections.idle == 0, 1)
         assert await peers[0].gone == "reset"
         assert (await put(connections, b"02")).body == b"02"
 
 
-async def test_of_two_answers_to_one_request_the_second_is_nobodys(to: Callable[[Script], Any]) -> None:
+@pytest.mark.parametrize("second", [HEAD + b"no", b"HTTP/1.1 200 OK\r\nX-Half: "], ids=["whole", "in part"])
+async def test_a_second_answer_to_one_request_is_no_answer_to_the_next(
+    second: bytes, to: Callable[[Script], Any]
+) -> None:
     async def say(peer: Peer) -> None:
         while True:
             _, body = await peer.asked()
-            await peer.says((HEAD + body) + (HEAD + b"no"))
+            await peer.says(HEAD + body + second)
 
     async with to(say) as (connections, peers):
-        for number in range(3):
-            assert (await put(connections, b"%02d" % number)).body == b"%02d" % number
-        assert len(peers) == 3
-
-
-async def test_after_an_answer_and_a_part_of_another_a_connection_serves_no_more() -> None:
-    async def say(peer: Peer) -> None:
-        while True:
-            _, body = await peer.asked()
-            await peer.says(HEAD + body + b"HTTP/1.1 200 OK\r\nX-Half: ")
-
-    async with served(say) as (connections, peers):
         for number in range(3):
             assert (await put(connections, b"%02d" % number)).body == b"%02d" % number
         assert len(peers) == 3
@@ -504,23 +504,13 @@ async def test_a_connection_that_its_peer_closed_between_requests_is_not_used(
     async def say(peer: Peer) -> None:
         _, body = await peer.asked()
         await peer.says(HEAD + body)
-        if politely:
-            peer.writer.close()
-            await peer.writer.wait_closed()
+        await peer.closes(politely=politely)
 
     async with to(say) as (connections, peers):
         for number in range(3):
             assert (await put(connections, b"%02d" % number)).body == b"%02d" % number
-            await until_on_loop(lambda: connections._idle == [], 1)
+            await until_on_loop(lambda: connections.idle == 0, 1)
         assert len(peers) == 3
-
-
-async def test_a_connection_that_is_being_closed_is_not_used(to: Callable[[Script], Any]) -> None:
-    async with to(Peer.echoes) as (connections, peers):
-        await put(connections)
-        connections._idle[0].abort()  # as when it was idle for too long, in this turn of the loop
-        assert (await put(connections, b"again")).body == b"again"
-        assert len(peers) == 2
 
 
 async def test_a_connection_that_no_request_uses_for_long_is_closed(
@@ -530,7 +520,7 @@ async def test_a_connection_that_no_request_uses_for_long_is_closed(
     async with to(Peer.echoes) as (connections, peers):
         await put(connections)
         await until_on_loop(lambda: peers[0].gone.done(), 1)
-        assert connections._idle == []
+        assert connections.idle == 0
         await put(connections)
         assert len(peers) == 2
 
@@ -576,11 +566,10 @@ async def test_when_it_closes_no_socket_is_left(to: Callable[[Script], Any]) -> 
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
                 group.create_task(put(connections))
-        port = connections._port
-        assert sockets_to(port) == 5
+        assert sockets_to(peers.port) == 5
         connections.close()
         # The socket is gone before the transport says that it is.
-        await until_on_loop(lambda: sockets_to(port) == 0 and connections._idle == [], 5)
+        await until_on_loop(lambda: sockets_to(peers.port) == 0 and connections.idle == 0, 5)
         assert {await peer.gone for peer in peers} <= {"reset", "closed"}
 
 
@@ -596,7 +585,7 @@ async def test_who_answers_before_the_body_was_read_is_not_asked_again(to: Calla
     async with to(say) as (connections, _):
         try:
             assert (await put(connections, bytes(16 * MIB))).status == 413
-            assert connections._idle == []
+            assert connections.idle == 0
         finally:
             answered.set()
 
@@ -620,15 +609,6 @@ async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket()
             await until_on_loop(lambda: sockets_to(port) == before, 2)  # noqa: B023
 
 
-async def test_who_refuses_connections_was_sent_nothing() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and does not listen
-        url, sending = f"http://127.0.0.1:{bound.getsockname()[1]}/", Sending(b"{}")
-        with pytest.raises(boto_errors.EndpointConnectionError):
-            await put(Connections(url, TRUSTS_NOBODY, 2.0), sending=sending)
-    assert not sending.body_written
-
-
 @pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
 async def test_an_address_of_ipv6() -> None:
     heads: list[str] = []
@@ -637,9 +617,9 @@ async def test_an_address_of_ipv6() -> None:
         heads.append((await peer.asked())[0])
         await peer.says(HEAD + b"{}")
 
-    async with served(say, "http://[::1]:{port}/", host="::1") as (connections, _):
+    async with served(say, "http://[::1]:{port}/", host="::1") as (connections, peers):
         assert (await put(connections)).body == b"{}"
-        assert f"Host: [::1]:{connections._port}\r\n" in heads[0]
+        assert f"Host: [::1]:{peers.port}\r\n" in heads[0]
 
 
 @pytest.mark.parametrize("dead", ["refuses", "says nothing"])
@@ -651,7 +631,7 @@ async def test_a_host_whose_first_address_is_dead_is_reached_by_its_second(
         bound.bind(("127.0.0.1", 0))  # and does not listen
         first = crowded if dead == "says nothing" else bound.getsockname()[1]
         async with served(Peer.echoes, "http://kinesis.test:{port}/") as (connections, peers):
-            lead(monkeypatch, first, connections._port)
+            lead(monkeypatch, first, peers.port)
             assert (await put(connections, b"there")).body == b"there"
             assert len(peers) == 1
 
@@ -672,35 +652,24 @@ HOSTS: Final = [
 
 
 @pytest.mark.parametrize("url", HOSTS)
-async def test_the_host_that_it_asks_is_the_one_that_is_signed(
-    url: str, monkeypatch: pytest.MonkeyPatch, certified: Callable[[str], ssl.SSLContext]
-) -> None:
-    heads: list[str] = []
-
-    async def say(peer: Peer) -> None:
-        heads.append((await peer.asked())[0])
-        await peer.says(HEAD + b"{}")
-
-    tls = certified("kinesis.test") if url.startswith("https") else None
-    async with served(say, tls=tls) as (behind, _):
-        connections = Connections(url, verifying.get(tls, TRUSTS_NOBODY), 2.0)
-        lead(monkeypatch, behind._port)
-        assert (await put(connections)).body == b"{}"
-        connections.close()
+def test_the_host_that_it_asks_is_the_one_that_is_signed(url: str) -> None:
     signer = SigV4Auth(ReadOnlyCredentials("k", "s", None), "kinesis", "us-east-1")
-    signed = signer.headers_to_sign(AWSRequest("POST", url, {}, b"{}"))["host"]
-    assert [line for line in heads[0].splitlines() if line.lower().startswith("host:")] == [f"Host: {signed}"]
+    assert opening.host_of(url) == signer.headers_to_sign(AWSRequest("POST", url, {}, b"{}"))["host"]
 
 
-@pytest.mark.parametrize("host", ["kinesis.test", "another.test"])
+@pytest.mark.parametrize(
+    ("host", "asked"),
+    [("kinesis.test", "kinesis.test"), ("another.test", "kinesis.test"), ("kinesis.test", "kinesis.test.")],
+    ids=["its own", "another's", "with the dot of a full name"],
+)
 async def test_a_certificate_must_be_of_the_host_that_is_asked(
-    host: str, monkeypatch: pytest.MonkeyPatch, certified: Callable[[str], ssl.SSLContext]
+    host: str, asked: str, monkeypatch: pytest.MonkeyPatch, certified: Callable[[str], ssl.SSLContext]
 ) -> None:
     names: list[str | None] = []
     tls = certified(host)
     tls.set_servername_callback(lambda _, name, __: names.append(name))
-    async with served(Peer.echoes, "https://kinesis.test:{port}/", tls=tls) as (connections, peers):
-        lead(monkeypatch, connections._port)
+    async with served(Peer.echoes, f"https://{asked}:{{port}}/", tls=tls) as (connections, peers):
+        lead(monkeypatch, peers.port)
         sending = Sending(b"{}")
         if host == "kinesis.test":
             assert (await put(connections, sending=sending)).body == b"{}"
@@ -710,24 +679,6 @@ async def test_a_certificate_must_be_of_the_host_that_is_asked(
             assert not sending.body_written
             assert peers == [], "its handshake did not end"
         assert names == ["kinesis.test"]
-
-
-async def test_a_certificate_that_nobody_vouches_for_is_refused(certified: Callable[[str], ssl.SSLContext]) -> None:
-    tls = certified("127.0.0.1")
-    verifying[tls] = TRUSTS_NOBODY
-    async with served(Peer.echoes, "https://127.0.0.1:{port}/", tls=tls) as (connections, peers):
-        with pytest.raises(boto_errors.SSLError):
-            await put(connections)
-        assert peers == []
-
-
-async def test_a_full_name_is_that_of_its_certificate(
-    monkeypatch: pytest.MonkeyPatch, certified: Callable[[str], ssl.SSLContext]
-) -> None:
-    tls = certified("kinesis.test")
-    async with served(Peer.echoes, "https://kinesis.test.:{port}/", tls=tls) as (connections, _):
-        lead(monkeypatch, connections._port)
-        assert (await put(connections)).body == b"{}"
 
 
 @linux_only
@@ -770,41 +721,29 @@ def kept() -> int:
 
 
 @pytest.mark.usefixtures("bare_environment")
-async def test_no_more_requests_are_kept_than_there_are_connections() -> None:
-    async def say(peer: Peer) -> None:
-        while True:
-            await peer.asked()
-            await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(STORED), STORED))
-
-    before = kept()
-    async with served(say) as (there, peers), reached(there._url) as (client, _):
-        for _ in range(30):
-            asked = client.put_records(FLIGHTS, request_of(os.urandom(10_000)), 5)
-            assert isinstance(await asyncio.create_task(asked), Answer)
-        gc.collect()
-        assert len(peers) == 1
-        assert kept() - before <= 2
-
-
-@pytest.mark.usefixtures("bare_environment")
-async def test_a_request_that_failed_waits_for_no_garbage_collector() -> None:
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_request_that_has_ended_waits_for_no_garbage_collector(is_answered: bool) -> None:
     """In an outage they would be what fills the memory."""
 
     async def say(peer: Peer) -> None:
         await peer.asked()
+        while is_answered:
+            await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(STORED), STORED))
+            await peer.asked()
 
-    async with served(say) as (there, peers), reached(there._url) as (client, _):
+    async with served(say) as (_, peers), reached(f"http://127.0.0.1:{peers.port}") as (client, _):
         gc.collect()
         before = kept()
         gc.disable()
         try:
             for _ in range(30):
                 asked = client.put_records(FLIGHTS, request_of(os.urandom(10_000)), 5)
-                assert isinstance(await asyncio.create_task(asked), RequestFailed)
+                outcome = await asyncio.create_task(asked)
+                assert isinstance(outcome, Answer if is_answered else RequestFailed)
             assert kept() - before <= 2
         finally:
             gc.enable()
-        assert len(peers) == 30
+        assert len(peers) == (1 if is_answered else 30)
 
 
 async def test_a_connection_that_waits_keeps_no_answer() -> None:

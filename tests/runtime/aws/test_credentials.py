@@ -43,13 +43,6 @@ ROLE = "arn:aws:iam::123456789012:role/producer"
 
 
 @pytest.fixture
-def kinesis() -> FakeKinesis:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    return fake
-
-
-@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewals need not wait for each other."""
     monkeypatch.setattr(module, "RENEWAL_SECONDS", 0.0)

@@ -20,14 +20,7 @@ from producerd.testing.fake_kinesis import FakeServer, serve
 from tests.daemon import until_on_loop
 from tests.runtime.aws.mute import mute, sockets_to
 from tests.runtime.aws.proxy import proxy
-from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, reaching, request_of
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    return fake
+from tests.runtime.aws.reaching import FLIGHTS, STORED, fails, reached, reaching, request_of, stores
 
 
 @asynccontextmanager
@@ -45,12 +38,11 @@ def port_of(server: FakeServer) -> int:
 
 async def stored(client: AioKinesis, times: int = 1) -> None:
     for _ in range(times):
-        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+        await stores(client)
 
 
 async def failure(client: AioKinesis) -> RequestFailed:
-    failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+    failed = await fails(client)
     assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
     assert "secret" not in failed.message
     assert "proxy" in failed.message
@@ -220,8 +212,7 @@ async def test_a_proxy_that_says_nothing_is_given_up_and_leaves_no_socket(monkey
     with mute() as port:
         monkeypatch.setenv("HTTPS_PROXY", f"http://user:secret@127.0.0.1:{port}")
         async with reaching("https://localhost:1", connect_timeout_seconds=0.2) as client:
-            failed = await client.put_records(FLIGHTS, request_of(), 5)
-            assert isinstance(failed, RequestFailed)
+            failed = await fails(client)
             assert (failed.code, failed.maybe_stored, failed.timed_out) == (Code.UNREACHABLE, False, False)
             await until_on_loop(lambda: sockets_to(port) == 0, 2)
 
@@ -265,8 +256,7 @@ async def test_the_certificate_behind_the_tunnel_is_the_services(
         proxy(monkeypatch, port_of(server)),
         reaching("https://localhost:1") as client,
     ):
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert "certificate" in failed.message
     assert ssl.SSLError.__name__ in failed.message or "SSL" in failed.message
     assert (failed.maybe_stored, kinesis.requests) == (False, {})

@@ -22,7 +22,7 @@ from producerd.runtime.aws.template import RequestTemplate, SigV4
 from producerd.runtime.aws.transport import headers_of
 from producerd.testing import FakeKinesis
 from tests.runtime.aws.local_aws import local_aws
-from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, reached, request_of
+from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, fails, reached, request_of, stores
 from tests.runtime.recording import recording
 
 DIFFER = {"Amz-Sdk-Invocation-Id", "Amz-Sdk-Request", "Authorization", "Content-Length", "X-Amz-Content-Sha256"}
@@ -41,13 +41,6 @@ class Made:
 
         (await client.ready()).meta.events.register("before-call.kinesis.PutRecords", count)
         return self
-
-
-@pytest.fixture
-def kinesis() -> FakeKinesis:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    return fake
 
 
 async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis) -> None:
@@ -83,7 +76,7 @@ async def test_other_credentials_are_used_by_botocore_first(kinesis: FakeKinesis
         made = await Made().of(behind)
         for _ in range(2):
             for _ in range(2):
-                assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+                await stores(client)
             behind.credentials.doubt()  # so the same keys are resolved once more
             behind.credentials._next_renewal = 0.0
     assert made.times == 2
@@ -106,9 +99,8 @@ ODD = {
 @pytest.mark.parametrize("odd", ODD)
 async def test_an_error_of_the_service_means_what_botocore_takes_it_for(odd: str) -> None:
     async with recording(lambda _: ODD[odd]) as (url, _), reached(url) as (client, _):
-        outcome = await client.put_records(FLIGHTS, request_of(), 5)
+        outcome = await fails(client)
         oracle = await client.list_shards(FLIGHTS)
-    assert isinstance(outcome, RequestFailed)
     assert isinstance(oracle, RequestFailed)
     # botocore names the operation, and counts our attempts, where it falls back on its own words.
     words = oracle.message.replace(" (reached max retries: 0)", "").replace("ListShards", "PutRecords")
@@ -161,9 +153,8 @@ NETWORKS = {
 async def test_what_the_network_does_says_whether_anything_may_be_stored(network: str) -> None:
     scheme, words, maybe_stored = NETWORKS[network]
     async with saying(words) as port, reached(f"{scheme}://127.0.0.1:{port}") as (client, _):
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        failed = await fails(client)
         read = await client.list_shards(FLIGHTS)
-    assert isinstance(failed, RequestFailed)
     assert isinstance(read, RequestFailed)
     assert (failed.code, failed.maybe_stored, failed.timed_out) == (Code.UNREACHABLE, maybe_stored, False)
     assert f":{port}/" in failed.message
@@ -177,7 +168,7 @@ async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.Mo
             for account in ("111122223333", "444455556666"):
                 address = {"StreamARN": f"arn:aws:kinesis:us-east-1:{account}:stream/flights"}
                 assert isinstance(await client.put_records(address, request_of(), 5), Answer)
-            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            await stores(client)
     accounts = [f"https://{account}.data-kinesis.us-east-1.amazonaws.com/" for account in (111122223333, 444455556666)]
     assert hosts == [*accounts, "https://kinesis.us-east-1.amazonaws.com/"] * 2
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from producerd.core.failures import CREDENTIALS_AWAITED
-from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
+from producerd.core.sending.answers import NOT_KINESIS, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws import transport
 from producerd.runtime.aws.connections import MAX_ANSWER_BYTES
@@ -28,7 +28,7 @@ from producerd.testing.fake_kinesis import serve
 from tests.daemon import until_on_loop
 from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import mute, sockets_to
-from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, reaching, request_of
+from tests.runtime.aws.reaching import FLIGHTS, STORED, fails, reached, reaching, request_of, stores
 
 MIB = 1 << 20
 IN_FLIGHT = 8
@@ -149,10 +149,9 @@ DEFLATED: dict[str, Callable[[bytes], bytes]] = {
 async def test_an_answer_without_an_end_is_given_up_and_resets_its_connection(status: str) -> None:
     endless = Answering("Transfer-Encoding: chunked", repeat(CHUNK), status)
     async with endless.serving() as client, asyncio.timeout(10):
-        put = await client.put_records(FLIGHTS, request_of(), 5)
+        put = await fails(client)
         await endless.reset.wait()
         pages = await client.list_shards(FLIGHTS)
-    assert isinstance(put, RequestFailed)
     assert isinstance(pages, RequestFailed)
     assert (put.maybe_stored, put.timed_out) == (True, False)
     if status.startswith("2"):
@@ -185,8 +184,7 @@ async def test_only_a_refusal_of_kinesis_itself_says_that_nothing_was_stored(
     """A proxy may answer after Kinesis has stored; its answer has no error type of Kinesis's, or no request id."""
     head = f"Content-Length: {len(body)}" + ("\r\nx-amzn-RequestId: d3f1" if request_id else "")
     async with Answering(head, [body], f"{status} Refused").serving() as client:
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert (failed.maybe_stored, failed.timed_out) == (maybe_stored, False)
 
 
@@ -194,8 +192,7 @@ async def test_an_answer_whose_length_is_too_great_is_not_read() -> None:
     """What is read of an answer grows with the number of entries, so that slow and large answers fill no memory."""
     long = Answering(f"Content-Length: {most_answer_bytes(request_of().entries) + 1}", [b" "])
     async with long.serving() as client:
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert (failed.code, failed.maybe_stored, failed.timed_out) == (NOT_KINESIS, True, False)
 
 
@@ -204,15 +201,14 @@ async def test_an_answer_as_large_as_may_be_is_read_and_its_connection_serves_ag
     large = Answering(f"Content-Length: {len(answer)}", [answer])
     async with large.serving() as client:
         for _ in range(3):
-            assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+            await stores(client)
     assert large.connections == 1
 
 
 async def test_an_answer_that_is_cut_off_may_have_been_for_what_was_stored() -> None:
     cut = Answering("Transfer-Encoding: chunked", [b"1\r\n{\r\n", b"no chunk\r\n"])
     async with cut.serving() as client:
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert (failed.maybe_stored, failed.timed_out) == (True, False)
 
 
@@ -221,7 +217,7 @@ async def test_an_answer_that_is_compressed_unasked_is_read(coding: str) -> None
     body = DEFLATED[coding](STORED)
     compressed = Answering(f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}", [body])
     async with compressed.serving() as client:
-        assert isinstance(await client.put_records(FLIGHTS, request_of(), 5), Answer)
+        await stores(client)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +234,8 @@ async def test_an_answer_that_is_compressed_unasked_is_read(coding: str) -> None
 async def test_an_answer_that_cannot_be_decompressed_is_none_of_kinesis(coding: str, body: bytes) -> None:
     compressed = Answering(f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}", [body])
     async with compressed.serving() as client:
-        failed = await client.put_records(FLIGHTS, request_of(), 5)
+        failed = await fails(client)
         summary = await client.describe_stream_summary(FLIGHTS)
-    assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.maybe_stored) == (NOT_KINESIS, True)
     assert isinstance(summary, RequestFailed)
     assert summary.message.startswith("an answer that is not Kinesis's")
