@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,16 @@ def path() -> Iterator[Path]:
         yield folder / "inner" / "daemon.sock"
 
 
+@pytest.fixture
+async def acceptor(path: Path) -> AsyncIterator[Acceptor]:
+    """One that greets each client, and has not started."""
+    listener = Listener(path, 0o600)
+    made = Acceptor(listener, Greeting)
+    yield made
+    made.close()
+    listener.close()
+
+
 def ctl(running: DaemonProcess, *words: str) -> subprocess.CompletedProcess[str]:
     admin = running.socket.with_name(f"{running.socket.stem}.admin.sock")
     command = [sys.executable, "-m", "producerd.ctl", f"--admin-socket={admin}", *words]
@@ -58,9 +68,9 @@ def stores(client: WireClient) -> bool:
 
 
 @pytest.mark.promise("daemon-directory-deleted")
-async def test_who_waits_at_the_deleted_socket_is_accepted_and_so_is_who_comes_by_the_path(path: Path) -> None:
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
+async def test_who_waits_at_the_deleted_socket_is_accepted_and_so_is_who_comes_by_the_path(
+    acceptor: Acceptor, path: Path
+) -> None:
     await acceptor.start()
     with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
         early.connect(os.fspath(path))
@@ -70,52 +80,34 @@ async def test_who_waits_at_the_deleted_socket_is_accepted_and_so_is_who_comes_b
         for client in (early, late):
             client.setblocking(False)
             assert await asyncio.get_running_loop().sock_recv(client, 5) == b"hello"
-    acceptor.close()
-    listener.close()
 
 
-async def test_sockets_that_were_deleted_long_ago_are_closed(path: Path) -> None:
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
+async def test_sockets_that_were_deleted_long_ago_are_closed(acceptor: Acceptor, path: Path) -> None:
     await acceptor.start()
-    made = [listener.bound[0].socket]
+    made = [acceptor.listener.bound[0].socket]
     for _ in range(4):
         os.unlink(path)
         await acceptor.look()
-        made.append(listener.bound[-1].socket)
+        made.append(acceptor.listener.bound[-1].socket)
     await until_on_loop(lambda: [one.fileno() < 0 for one in made] == [False, True, True, False, False])
-    acceptor.close()
-    listener.close()
 
 
-async def test_a_daemon_that_stops_does_not_bind_again(path: Path) -> None:
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
+async def test_a_daemon_that_stops_listens_no_more_and_does_not_bind_again(acceptor: Acceptor, path: Path) -> None:
     await acceptor.start()
     acceptor.close()
     os.unlink(path)
     await acceptor.look()
-    assert listener.bound[-1] is listener.bound[0]
+    (bound,) = acceptor.listener.bound
     assert acceptor.problem is None
-    listener.close()
+    await until_on_loop(lambda: bound.socket.fileno() < 0)
 
 
-async def test_a_daemon_that_stops_listens_no_more(path: Path) -> None:
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
-    await acceptor.start()
-    acceptor.close()
-    await until_on_loop(lambda: listener.bound[0].socket.fileno() < 0)
-    listener.close()
-
-
-async def test_what_happens_to_the_path_is_logged_once(path: Path) -> None:
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
+async def test_what_happens_to_the_path_is_logged_once(acceptor: Acceptor, path: Path) -> None:
     await acceptor.start()
     seen = [(acceptor.problem, 0)]
-    aside, why = path.with_name("aside"), "there is a file of that name which is not a socket: remove it"
-    problem = f"nobody can connect to {path}: {why}: {listener.remedy}"
+    aside, remedy = path.with_name("aside"), acceptor.listener.remedy
+    why = "there is a file of that name which is not a socket: remove it"
+    problem = f"nobody can connect to {path}: {why}: {remedy}"
     with structlog.testing.capture_logs() as log:
         await acceptor.look()
         assert log == []
@@ -135,17 +127,21 @@ async def test_what_happens_to_the_path_is_logged_once(path: Path) -> None:
     of = {"socket": str(path)}
     gone = "the socket's file was gone; it is bound again"
     assert log == [
-        {"event": "nobody can connect any more", "log_level": "error", **of, "why": why, "do": listener.remedy},
+        {
+            "event": "nobody can connect any more",
+            "log_level": "error",
+            **of,
+            "why": why,
+            "do": acceptor.listener.remedy,
+        },
         {"event": "clients can connect again", "log_level": "info", **of},
         {"event": gone, "log_level": "warning", **of, "do": f"see what deletes files in {path.parent}"},
     ]
-    acceptor.close()
-    listener.close()
 
 
-async def test_a_daemon_whose_path_is_lost_at_its_start_serves_who_has_connected_before(path: Path) -> None:
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
+async def test_a_daemon_whose_path_is_lost_at_its_start_serves_who_has_connected_before(
+    acceptor: Acceptor, path: Path
+) -> None:
     with socket.socket(socket.AF_UNIX) as early:
         early.connect(os.fspath(path))
         replace(path, path.with_name("aside"))
@@ -153,11 +149,11 @@ async def test_a_daemon_whose_path_is_lost_at_its_start_serves_who_has_connected
         assert acceptor.problem is not None
         early.setblocking(False)
         assert await asyncio.get_running_loop().sock_recv(early, 5) == b"hello"
-    acceptor.close()
-    listener.close()
 
 
-async def test_the_path_is_looked_at_every_two_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_path_is_looked_at_every_two_seconds(
+    acceptor: Acceptor, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class EnoughError(Exception):
         pass
 
@@ -171,14 +167,11 @@ async def test_the_path_is_looked_at_every_two_seconds(path: Path, monkeypatch: 
     async def look() -> None:
         done.append("look")
 
-    listener = Listener(path, 0o600)
-    acceptor = Acceptor(listener, Greeting)
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(acceptor, "look", look)
     with pytest.raises(EnoughError):
         await acceptor.run()
     assert done == [2.0, "look", 2.0, "look"]
-    listener.close()
 
 
 @pytest.mark.promise("daemon-directory-deleted", "daemon-directory-deleted-found")

@@ -1,4 +1,4 @@
-"""A path leads to its daemon: its mode and group hold before any client can connect, and a lost file is bound again."""
+"""A path leads to its daemon, with mode and group set before any client connects, and a lost file is bound again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from producerd.errors import ConfigurationError, PlaceTaken
-from producerd.runtime import listener as module
-from producerd.runtime.listener import Listener, Passed, PathProblem, Permissions
+from producerd.runtime.listener import Listener, Passed, PathProblem
 from tests.daemon import directory
 
 UNIT = "producerd.socket"
@@ -83,7 +82,7 @@ def umask() -> int:
 
 
 @contextlib.contextmanager
-def somebody(path: Path) -> Iterator[None]:
+def another_program(path: Path) -> Iterator[None]:
     """Another program listens at the path; it leaves its file there."""
     path.parent.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as other:
@@ -111,7 +110,7 @@ def test_mode_file_and_lock_come_and_go(path: Path) -> None:
 
 
 def test_a_stale_file_is_replaced(path: Path) -> None:
-    with somebody(path):
+    with another_program(path):
         pass
     with listening(path) as listener:
         assert reaches(path, listener)
@@ -142,7 +141,7 @@ def make_directory_again(path: Path) -> None:
 
 def leave_a_stale_one(path: Path) -> None:
     path.unlink()
-    with somebody(path):
+    with another_program(path):
         pass
 
 
@@ -179,7 +178,7 @@ def test_a_file_that_is_not_a_socket_is_left_alone_until_it_is_removed(path: Pat
 def test_a_socket_that_another_program_answers_on_is_taken_over_when_that_program_ends(path: Path) -> None:
     with listening(path) as listener:
         path.unlink()
-        with somebody(path):
+        with another_program(path):
             with pytest.raises(PathProblem, match="another process answers"):
                 listener.look()
             listener.close()
@@ -391,14 +390,8 @@ def test_a_path_that_cannot_be_bound_for_the_system_s_own_reasons_is_a_problem_o
         assert str(caught.value) == why
 
 
-def test_folders_that_are_missing_are_made(path: Path) -> None:
-    deeper = path.parent / "deeper" / path.name
-    with listening(deeper) as listener:
-        assert reaches(deeper, listener)
-
-
 def test_a_path_on_which_another_program_answers_is_taken(path: Path) -> None:
-    with somebody(path):
+    with another_program(path):
         with pytest.raises(PlaceTaken) as caught:
             Listener(path, 0o600)
         why = "in use: another process answers on it"
@@ -430,21 +423,13 @@ def test_a_path_that_is_too_long_for_a_socket_is_named_so(path: Path, is_there: 
     longer.parent.mkdir(parents=True)
     why = "cannot be bound: AF_UNIX path too long"
     if is_there:
-        with somebody(path):
+        with another_program(path):
             path.rename(longer)
         why = "in use, or this process may not replace it (AF_UNIX path too long)"
     before = descriptors()
     with pytest.raises(ConfigurationError) as caught:
         Listener(longer, 0o600)
     assert str(caught.value) == f"socket = {longer}: {why}; set socket to another path"
-    assert descriptors() == before
-
-
-def test_a_path_that_cannot_be_bound_says_why(path: Path) -> None:
-    before = descriptors()
-    with pytest.raises(PathProblem) as caught:
-        module._bind(path, Permissions(0o600))  # its directory is missing
-    assert str(caught.value) == "cannot be bound: No such file or directory"
     assert descriptors() == before
 
 
@@ -461,25 +446,6 @@ def test_no_client_may_connect_before_the_file_has_its_mode(path: Path, monkeypa
         assert (modes, mode_of(path)) == ([0], 0o640)
 
 
-@pytest.mark.parametrize(
-    ("permissions", "changes"),
-    [
-        (Permissions(0o640), []),
-        (Permissions(0o640, os.geteuid(), os.getegid()), []),
-        (Permissions(0o640, uid=4711), [(4711, -1)]),
-        (Permissions(0o640, gid=4712), [(-1, 4712)]),
-    ],
-)
-def test_the_owner_and_the_group_are_changed_if_one_of_them_is_not_right_by_itself(
-    path: Path, monkeypatch: pytest.MonkeyPatch, permissions: Permissions, changes: list[tuple[int, int]]
-) -> None:
-    changed: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "chown", lambda _, uid, gid: changed.append((uid, gid)))
-    path.parent.mkdir()
-    module._bind(path, permissions).socket.close()
-    assert changed == changes
-
-
 @pytest.mark.usefixtures("may_not_chown")
 def test_a_group_that_the_file_cannot_get_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grp, "getgrnam", lambda _: SimpleNamespace(gr_gid=os.getegid() + 1))
@@ -490,17 +456,6 @@ def test_a_group_that_the_file_cannot_get_leaves_no_file(path: Path, monkeypatch
     assert str(caught.value) == f"socket_group = others: {why}"
     assert (path.exists(), descriptors()) == (False, before)
     Listener(path, 0o600).close()
-
-
-def test_a_mode_that_the_manager_changes_later_is_kept_as_well(path: Path) -> None:
-    with manager(path, 0o660) as give:
-        passed = give()
-        assert not passed.look()
-        path.chmod(0o666)
-        assert not passed.look()
-        path.unlink()
-        assert passed.look()
-        assert mode_of(path) == 0o666
 
 
 def test_a_file_that_is_not_a_socket_does_not_decide_who_may_connect(path: Path) -> None:
@@ -530,25 +485,32 @@ def test_an_abstract_name_is_not_taken_for_a_file(path: Path, monkeypatch: pytes
         passed.close()
 
 
-S_IFSOCK, S_IFREG = stat.S_IFSOCK, stat.S_IFREG
-
-
 @pytest.mark.parametrize(
-    ("mode", "uid", "expected"),
+    ("mode", "uid", "changes"),
     [
-        (S_IFSOCK | 0o660, 4711, Permissions(0o660, 4711, 4712)),
-        (S_IFSOCK | 0o660, 1000, Permissions(0o660, -1, 4712)),  # the daemon itself
-        (S_IFSOCK | 0o660, 0, Permissions(0o660, -1, 4712)),  # root needs no permission
-        (S_IFSOCK | 0o640, 4711, Permissions(0o640, 4711, -1)),  # the group may not connect anyway
-        (S_IFSOCK | 0o662, 4711, Permissions(0o662, -1, -1)),  # everybody may
-        (S_IFREG | 0o660, 4711, None),
+        pytest.param(0o660, 4711, [(4711, 4712)], id="owner and group"),
+        pytest.param(0o660, 1000, [(-1, 4712)], id="the daemon itself"),
+        pytest.param(0o660, 0, [(-1, 4712)], id="root needs no permission"),
+        pytest.param(0o640, 4711, [(4711, -1)], id="the group may not connect anyway"),
+        pytest.param(0o662, 4711, [], id="every user may connect"),
     ],
 )
-def test_a_replacement_needs_the_owners_who_decide_who_may_connect(
-    monkeypatch: pytest.MonkeyPatch, path: Path, mode: int, uid: int, expected: Permissions | None
+def test_a_replacement_gets_the_owners_who_decide_who_may_connect(
+    monkeypatch: pytest.MonkeyPatch, path: Path, mode: int, uid: int, changes: list[tuple[int, int]]
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", lambda _: SimpleNamespace(st_mode=mode, st_uid=uid, st_gid=4712))
-        patch.setattr(os, "geteuid", lambda: 1000)
-        found = module._permissions_of(path)
-    assert found == expected
+    with manager(path) as give:
+        passed, changed = give(), list[tuple[int, int]]()
+        assert not passed.look()
+        path.chmod(mode)  # the manager may change it later
+        found = os.stat(path)
+        theirs = SimpleNamespace(
+            st_mode=found.st_mode, st_uid=uid, st_gid=4712, st_dev=found.st_dev, st_ino=found.st_ino
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", lambda _: theirs)
+            patch.setattr(os, "geteuid", lambda: 1000)
+            assert not passed.look()
+        path.unlink()
+        monkeypatch.setattr(os, "chown", lambda _, uid, gid: changed.append((uid, gid)))
+        assert passed.look()
+        assert (changed, mode_of(path)) == (changes, mode)

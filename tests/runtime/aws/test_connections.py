@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
@@ -194,7 +195,7 @@ ANSWERS: Final[dict[str, tuple[bytes, ...]]] = {
     "after 100": (b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"{}"),
     "after 103 and 102 at once": (b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\nHTTP/1.1 102 Wait\r\n\r\n" + HEAD + b"{}",),
     "gzip unasked": (
-        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(gzip.compress(b"{}", mtime=0)),
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: GZIP\r\nContent-Length: %d\r\n\r\n" % len(gzip.compress(b"{}", mtime=0)),
         gzip.compress(b"{}", mtime=0),
     ),
 }
@@ -336,6 +337,27 @@ async def test_who_switches_protocols_has_not_answered(caplog: pytest.LogCapture
     told = noise(caplog)
     caplog.clear()
     assert told == []
+
+
+ZIPPED: Final = gzip.compress(STORED)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "is_read"),
+    [
+        ("gzip", ZIPPED, True),
+        ("x-gzip", ZIPPED, True),
+        ("deflate", zlib.compress(STORED), True),
+        ("gzip", gzip.compress(STORED.ljust(len(STORED) + 1)), False),
+        ("gzip", ZIPPED[:-9], False),
+        ("gzip", ZIPPED[:-8] + b"\0" * 8, False),
+        ("gzip", STORED, False),
+    ],
+    ids=["gzip", "x-gzip", "deflate", "too large", "cut off", "of another sum", "not compressed"],
+)
+def test_what_a_proxy_has_compressed_is_decoded_or_counts_as_empty(coding: str, body: bytes, is_read: bool) -> None:
+    assert module.decoded(body, coding, len(STORED)) == (STORED if is_read else b"")
+    assert module.decoded(body, "br", len(STORED)) == body, "no reader accepts it"
 
 
 # ---- too much

@@ -25,7 +25,6 @@ from structlog.testing import capture_logs
 
 from producerd.config import StreamSettings
 from producerd.core.failures import CREDENTIALS_LATE, meaning_of
-from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.errors import Code
 from producerd.runtime.aws import clients
 from producerd.runtime.aws import credentials as module
@@ -37,9 +36,10 @@ from producerd.testing import FakeKinesis
 from tests.daemon import PATIENCE_SECONDS, until_on_loop
 from tests.runtime.aws.local_aws import local_aws, secret_of
 from tests.runtime.aws.mute import mute
-from tests.runtime.aws.reaching import FLIGHTS, reached, reaching, request_of
+from tests.runtime.aws.reaching import fails, reached, reaching, stores
 
 ROLE = "arn:aws:iam::123456789012:role/producer"
+KEYS = "aws_access_key_id = A\naws_secret_access_key = secret"
 
 
 @pytest.fixture
@@ -48,16 +48,24 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RENEWAL_SECONDS", 0.0)
 
 
-async def put(client: AioKinesis) -> Answer | RequestFailed:
-    return await client.put_records(FLIGHTS, request_of(), 5)
-
-
 async def refusal(client: AioKinesis) -> str:
     """The code (`producerd.errors.Code`) of a put that fails, of which nothing may be stored."""
-    failed = await put(client)
-    assert isinstance(failed, RequestFailed)
+    failed = await fails(client)
     assert not failed.maybe_stored
     return meaning_of(failed.code).code
+
+
+@pytest.fixture
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment has no keys either."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], int]:
+    """Write AWS's file of profiles."""
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    return (tmp_path / "config").write_text
 
 
 def write_keys(path: Path, key: str) -> None:
@@ -81,13 +89,13 @@ async def test_keys_that_are_rotated_in_a_file_are_read_after_the_old_ones_are_r
     write_keys(path, "A")
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
         aws.keys = {"A"}
-        assert isinstance(await put(client), Answer)
+        await stores(client)
         aws.keys = {"B"}
         assert await refusal(client) == Code.CREDENTIALS
         assert await refusal(client) == Code.CREDENTIALS
         write_keys(path, "B")
-        assert isinstance(await put(client), Answer)
-        assert isinstance(await put(client), Answer)
+        await stores(client)
+        await stores(client)
     assert aws.used == {"A": 1, "B": 2}
 
 
@@ -105,33 +113,24 @@ async def test_a_container_endpoint_that_fails_for_a_while(
                 assert await refusal(client) == Code.CREDENTIALS
                 aws.keys, aws.container_key = {"A", "B"}, "A"
                 aws.container_lifetime = timedelta(minutes=12)  # already to be refreshed
-                assert isinstance(await put(client), Answer)
+                await stores(client)
                 aws.container_key = ""
                 async with asyncio.timeout(10):
                     while logs[-1]["event"] != "credentials failed":
-                        assert isinstance(await put(client), Answer), "what still holds serves"
+                        await stores(client), "what still holds serves"
                 aws.container_key = "B"
                 async with asyncio.timeout(10):
                     while not aws.used["B"]:
-                        assert isinstance(await put(client), Answer)
+                        await stores(client)
     assert aws.used["A"] >= 2
     told = [(line["log_level"], line["event"]) for line in logs if line["log_level"] != "debug"]
     assert told == 2 * [("warning", "credentials failed"), ("info", "credentials works again")]
 
 
-async def test_no_credentials_are_told_in_botocores_words(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
-        failed = await put(client)
-    assert failed == RequestFailed(Code.CREDENTIALS, "Unable to locate credentials", maybe_stored=False)
-
-
+@pytest.mark.usefixtures("no_keys")
 async def test_a_file_that_is_being_written_is_a_failure_to_get_credentials(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     (tmp_path / "half").write_text("[default]\naws_access_key_id = A\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "half"))
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
@@ -151,8 +150,7 @@ async def test_a_part_of_the_keys_that_cannot_be_sent_is_named_without_its_value
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value + end * (name == variable))
     async with local_aws(kinesis) as aws, reaching(aws.url, role_arn=role_arn) as client:
-        failed = await put(client)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert failed.code == Code.CREDENTIALS
     assert f"from env: {variable} has a line break" in failed.message
     assert VARIABLES[variable] not in failed.message.replace(variable, "").replace("AWS_", "")
@@ -163,26 +161,22 @@ async def test_a_required_account_that_is_not_there_is_a_wrong_setting(
 ) -> None:
     monkeypatch.setenv("AWS_ACCOUNT_ID_ENDPOINT_MODE", "required")
     async with reaching() as client:
-        failed = await put(client)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert failed.code == Code.CONFIGURATION
     assert "AWS_ACCOUNT_ID_ENDPOINT_MODE is required" in failed.message
 
 
 @pytest.mark.promise("profile-asks-code-refused")
+@pytest.mark.usefixtures("no_keys")
 async def test_a_profile_that_asks_for_a_code_is_refused_and_never_asks(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, config: Callable[[str], int]
 ) -> None:
     """botocore would ask at the terminal, and nothing would go on until a person answers."""
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setattr("getpass.getpass", lambda _: pytest.fail("it asks"))
-    keys = "aws_access_key_id = A\naws_secret_access_key = secret"
     asks = "mfa_serial = arn:aws:iam::1:mfa/me\nsource_profile = keys"
-    (tmp_path / "config").write_text(f"[default]\nrole_arn = {ROLE}\n{asks}\n[profile keys]\n{keys}\n")
+    config(f"[default]\nrole_arn = {ROLE}\n{asks}\n[profile keys]\n{KEYS}\n")
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
-        failed = await put(client)
-    assert isinstance(failed, RequestFailed)
+        failed = await fails(client)
     assert failed.code == Code.CREDENTIALS
     assert "use a profile without mfa_serial" in failed.message
 
@@ -209,35 +203,31 @@ async def test_an_endpoint_of_metadata_that_hangs_is_late_and_no_refusal(
     with mute() as port:
         monkeypatch.setenv(variable, f"http://127.0.0.1:{port}{path}")
         async with reaching("http://127.0.0.1:1") as client:
-            failed = await put(client)
-    assert isinstance(failed, RequestFailed)
+            failed = await fails(client)
     assert failed.code == CREDENTIALS_LATE
     assert "no answer in time" in failed.message
 
 
+WAYS_TO_STS = {
+    "role_arn": f"[default]\n{KEYS}\n",
+    "profile": f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n[profile keys]\n{KEYS}\n",
+    "web identity": f"[default]\nrole_arn = {ROLE}\nweb_identity_token_file = {{folder}}/token\n",
+}
+
+
 @pytest.mark.promise("endpoint-metadata-hangs")
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("of", ["role_arn", "profile", "web identity"])
+@pytest.mark.usefixtures("at_once", "no_keys")
+@pytest.mark.parametrize("of", WAYS_TO_STS)
 async def test_a_hung_sts_is_given_up_within_seconds_and_waited_for_like_kinesis(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Callable[[str], int], of: str
 ) -> None:
     monkeypatch.setattr(clients, "SOURCES", module.SOURCES.merge(AioConfig(read_timeout=0.1)))
     (tmp_path / "token").write_text("token")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    keys = "aws_access_key_id = A\naws_secret_access_key = secret"
-    if of == "profile":
-        text = f"[default]\nrole_arn = {ROLE}\nsource_profile = keys\n[profile keys]\n{keys}\n"
-    elif of == "web identity":
-        text = f"[default]\nrole_arn = {ROLE}\nweb_identity_token_file = {tmp_path / 'token'}\n"
-    else:
-        text = f"[default]\n{keys}\n"
-    (tmp_path / "config").write_text(text)
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    config(WAYS_TO_STS[of].format(folder=tmp_path))
     with mute() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{port}")
         async with reaching("http://127.0.0.1:1", role_arn=ROLE if of == "role_arn" else None) as client:
-            failed = await put(client)
-    assert isinstance(failed, RequestFailed)
+            failed = await fails(client)
     assert failed.code == Code.UNREACHABLE
     assert f'Read timeout on endpoint URL: "http://127.0.0.1:{port}' in failed.message
 
@@ -258,18 +248,16 @@ PROFILES = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("at_once", "no_keys")
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_a_credential_process_that_hangs_is_killed_when_it_is_given_up(
-    profile: str, kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    profile: str, kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Callable[[str], int]
 ) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_PROFILE", "used")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setattr(module, "HELPER_TIMEOUT_SECONDS", 0.3)
     started = tmp_path / "started"
     process = f"sh -c 'echo $$ >> {started}; exec sleep 600'"
-    (tmp_path / "config").write_text(PROFILES[profile].format(process=process))
+    config(PROFILES[profile].format(process=process))
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not started.exists() or len(started.read_text().split()) < 2:
@@ -277,16 +265,15 @@ async def test_a_credential_process_that_hangs_is_killed_when_it_is_given_up(
         await until_on_loop(lambda: not any(Path("/proc", pid).exists() for pid in started.read_text().split()))
 
 
+@pytest.mark.usefixtures("no_keys")
 async def test_the_keys_that_a_credential_process_prints_are_used(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kinesis: FakeKinesis, config: Callable[[str], int]
 ) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     printed = json.dumps({"Version": 1, "AccessKeyId": "A", "SecretAccessKey": secret_of("A")})
-    (tmp_path / "config").write_text(f"[default]\ncredential_process = echo '{printed}'\n")
+    config(f"[default]\ncredential_process = echo '{printed}'\n")
     async with local_aws(kinesis) as aws, reaching(aws.url) as client:
         aws.keys = {"A"}
-        assert isinstance(await put(client), Answer)
+        await stores(client)
 
 
 # ---- a role on top of it
@@ -309,13 +296,13 @@ async def test_a_role_is_assumed_by_its_external_id_and_again_before_it_expires(
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
         aws.role, aws.external_id = ROLE, "42"
         async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
-            assert isinstance(await put(client), Answer)
-            assert isinstance(await put(client), Answer)
+            await stores(client)
+            await stores(client)
             assert [asked["RoleSessionName"] for asked in aws.assumed] == [role_session(socket.gethostname())]
         aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
         async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
-            assert isinstance(await put(client), Answer)
-            assert isinstance(await put(client), Answer)
+            await stores(client)
+            await stores(client)
             await until_on_loop(lambda: len(aws.assumed) >= 3)
     assert "testing" not in aws.used
 
@@ -328,12 +315,11 @@ async def test_a_role_that_may_not_be_assumed_is_told_in_the_services_words(
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
         aws.role, aws.external_id = ROLE, "42"
         async with reaching(aws.url, role_arn=ROLE) as client:
-            failed = await put(client)
-            assert isinstance(failed, RequestFailed)
+            failed = await fails(client)
             assert meaning_of(failed.code).code == Code.ACCESS_DENIED
             assert "sts:AssumeRole" in failed.message
             aws.external_id = ""  # the role's trust policy is fixed
-            assert isinstance(await put(client), Answer)
+            await stores(client)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -347,12 +333,12 @@ async def test_keys_that_assume_a_role_may_be_rotated(
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
         aws.role, aws.keys = ROLE, {"A"}
         async with reaching(aws.url, role_arn=ROLE) as client:
-            assert isinstance(await put(client), Answer)
+            await stores(client)
             aws.keys = {"B"}
             assert await refusal(client) == Code.CREDENTIALS
             assert await refusal(client) == Code.CREDENTIALS  # STS takes A no more
             write_keys(tmp_path / "keys", "B")
-            assert isinstance(await put(client), Answer)
+            await stores(client)
 
 
 # ---- renewal
@@ -366,6 +352,10 @@ class Chain:
         self.walked = asyncio.Event()
         self.walked.set()
         self.found: Any = AioCredentials("A", "secret")
+        self.clock = ServiceClock()
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.clock.offset += timedelta(seconds=seconds)
 
     async def walk(self) -> Any:
         self.walks += 1
@@ -376,9 +366,9 @@ class Chain:
 
 
 @asynccontextmanager
-async def renewed(chain: Chain, clock: ServiceClock | None = None) -> AsyncIterator[RenewedCredentials]:
+async def renewed(chain: Chain) -> AsyncIterator[RenewedCredentials]:
     async with asyncio.TaskGroup() as tasks:
-        credentials = RenewedCredentials(chain.walk, clock or ServiceClock(), tasks, of="test")
+        credentials = RenewedCredentials(chain.walk, chain.clock, tasks, of="test")
         yield credentials
         credentials.close()
 
@@ -420,19 +410,6 @@ async def test_a_walk_goes_on_when_the_request_that_began_it_gives_up() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_walk_that_never_ends_is_given_up_and_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENEWAL_TIMEOUT_SECONDS", 0.01)
-    chain = Chain()
-    chain.walked.clear()
-    async with renewed(chain) as credentials:
-        with pytest.raises(CredentialsFailed, match="no answer in time"):
-            async with asyncio.timeout(5):
-                await credentials.get_frozen_credentials()
-        chain.walked.set()
-        assert await key_of(credentials) == "A"
-
-
-@pytest.mark.usefixtures("at_once")
 async def test_what_still_holds_serves_while_it_is_renewed() -> None:
     chain, hangs = Chain(), False
 
@@ -466,7 +443,7 @@ async def test_what_still_holds_serves_also_after_a_renewal_that_failed_while_th
         assert "there are no valid credentials of test: " in credentials.trouble
         assert await key_of(credentials) == "A"
         assert credentials.trouble == ""
-        credentials._source._expiry_time = datetime.now(UTC) + timedelta(seconds=400)
+        chain.pass_seconds(3_600)
         assert await key_of(credentials) == "A"
         await until_on_loop(lambda: credentials.refreshes["failed"] == 2)
         assert re.match(
@@ -488,18 +465,35 @@ async def test_what_still_holds_serves_also_after_a_renewal_that_failed_while_th
         ("[profile a]\nsource_profile = b\n[profile b]\nsource_profile = a\n", "a", False),
     ],
 )
-async def test_a_chain_with_a_credential_process_has_more_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: str, name: str, helper: bool
+def test_a_credential_process_may_be_of_a_profile_or_of_its_source(
+    config: Callable[[str], int], profiles: str, name: str, helper: bool
 ) -> None:
-    (tmp_path / "config").write_text(profiles)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    config(profiles)
     session = get_session()
     session.set_config_variable("profile", name)
     assert module.uses_helper(session) is helper
-    async with renewed(Chain()) as credentials:
-        await key_of(credentials)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("helper", [False, True])
+async def test_a_walk_that_never_ends_is_given_up_and_begun_again(
+    monkeypatch: pytest.MonkeyPatch, helper: bool
+) -> None:
+    """A chain with a credential process has more time."""
+    assert (module.RENEWAL_TIMEOUT_SECONDS, module.HELPER_TIMEOUT_SECONDS) == (10.0, 60.0)
+    monkeypatch.setattr(module, "RENEWAL_TIMEOUT_SECONDS", 3_600.0 if helper else 0.01)
+    monkeypatch.setattr(module, "HELPER_TIMEOUT_SECONDS", 0.01 if helper else 3_600.0)
+    chain = Chain()
+    chain.walked.clear()
+    async with renewed(chain) as credentials:
+        asked = asyncio.create_task(key_of(credentials))
+        await until_on_loop(lambda: chain.walks == 1)
         credentials.has_helper(helper)
-        assert credentials._limit_seconds == (60 if helper else 10)
+        with pytest.raises(CredentialsFailed, match="no answer in time"):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await asked
+        chain.walked.set()
+        assert await key_of(credentials) == "A"
 
 
 @pytest.mark.usefixtures("at_once")
@@ -517,21 +511,21 @@ async def test_what_has_expired_and_cannot_be_renewed_is_an_error_and_what_has_n
         assert await key_of(credentials) == "B"
         fails = True
         assert await key_of(credentials) == "B"
-        await until_on_loop(lambda: credentials._error is not None)
+        await until_on_loop(lambda: credentials.refreshes["failed"] == 1)
         chain.found = OSError(EHOSTUNREACH, "the words of the source")
         assert await key_of(credentials) == "B"
-        credentials._source._expiry_time = datetime.now(UTC) - timedelta(seconds=1)
+        chain.pass_seconds(501)
         with pytest.raises(CredentialsFailed, match=r"^credentials: OSError \(No route to host\)$"):
             await key_of(credentials)
         chain.found = AioCredentials("C", "secret")
         assert await key_of(credentials) == "C"
 
 
-async def test_what_has_expired_by_a_wrong_clock_only_has_not_expired() -> None:
-    chain, clock = Chain(), ServiceClock()
+async def test_what_has_expired_only_by_a_wrong_clock_has_not_expired() -> None:
+    chain = Chain()
     chain.found = expiring(-1_800, never)
-    clock.offset = timedelta(hours=-1)
-    async with renewed(chain, clock) as credentials:
+    chain.pass_seconds(-3_600)
+    async with renewed(chain) as credentials:
         assert await key_of(credentials) == "A"
 
 
@@ -564,7 +558,7 @@ async def test_when_they_expire_is_known_without_asking_for_them(
         aws.role = ROLE
         assert (of.credentials.expires_at, of.credentials.method) == (None, "")
         assert not aws.assumed
-        assert isinstance(await put(client), Answer)
+        await stores(client)
         ends = (aws.now() + aws.lifetime).timestamp()
         assert of.credentials.expires_at is not None
         assert abs(of.credentials.expires_at - ends) < 60
@@ -573,7 +567,7 @@ async def test_when_they_expire_is_known_without_asking_for_them(
 
 async def test_keys_that_do_not_expire_say_so(kinesis: FakeKinesis) -> None:
     async with local_aws(kinesis) as aws, reached(aws.url) as (client, of):
-        assert isinstance(await put(client), Answer)
+        await stores(client)
         assert (of.credentials.expires_at, of.credentials.method) == (None, "env")
 
 

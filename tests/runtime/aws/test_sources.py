@@ -62,11 +62,20 @@ SOURCES = {
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What renewals failed with.  They need not wait for each other."""
+    made: list[Exception] = []
+
+    def note(error: Exception, method: str) -> Exception:
+        made.append(credentials_failed(error, method))
+        return made[-1]
+
+    monkeypatch.setattr(module, "credentials_failed", note)
     monkeypatch.setattr(module, "RENEWAL_SECONDS", 0.0)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.0)
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.RETRY_ATTEMPTS", 1)
+    return made
 
 
 def lead_to(source: str, url: str, patch: pytest.MonkeyPatch, home: Path) -> dict[str, Any]:
@@ -100,7 +109,9 @@ def write_config(home: Path, patch: pytest.MonkeyPatch, text: str) -> None:
     patch.setenv("AWS_CONFIG_FILE", str(home / "config"))
 
 
-async def told_by(url: str, over: dict[str, Any], changes: Iterable[Callable[[], object]]) -> list[str]:
+async def told_by(
+    url: str, over: dict[str, Any], changes: Iterable[Callable[[], object]], failures: list[Exception]
+) -> list[str]:
     """All that comes out about credentials while each change comes in turn, at the log's finest level."""
     said = []
     with logs.running("debug", "text"):
@@ -110,17 +121,21 @@ async def told_by(url: str, over: dict[str, Any], changes: Iterable[Callable[[],
                 answer = await client.put_records(FLIGHTS, request_of(), 10)
                 assert isinstance(answer, RequestFailed)
                 said.append(repr(answer))
-                if (error := of.credentials._error) is not None:
-                    said += traceback.format_exception(error)
-                    assert (error.__cause__, error.__context__) == (None, None)
                 of.credentials.doubt()
+    for error in failures:
+        said += traceback.format_exception(error)
+        assert (error.__cause__, error.__context__) == (None, None)
     return said
 
 
 @pytest.mark.promise("nothing-service-answers")
 @pytest.mark.parametrize("source", SOURCES)
 async def test_nothing_that_a_service_answers_is_repeated(
-    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    source: str,
+    failures: list[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     async with service() as serving:
         over = lead_to(source, serving.url, monkeypatch, tmp_path)
@@ -129,7 +144,7 @@ async def test_nothing_that_a_service_answers_is_repeated(
             serving.status, serving.body = status, body
 
         changes = (partial(give, *one) for one in SOURCES[source])
-        said = await told_by(serving.url, over, changes)
+        said = await told_by(serving.url, over, changes, failures)
         assert serving.asked >= len(SOURCES[source]), "each was an answer"
     said += capfd.readouterr()
     assert "credentials failed" in said[-1]
@@ -138,7 +153,7 @@ async def test_nothing_that_a_service_answers_is_repeated(
 
 @pytest.mark.promise("nothing-service-answers")
 async def test_nothing_that_a_process_prints_is_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    failures: list[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     (tmp_path / "run").write_text("cat $0.out; cat $0.err >&2; exit $(cat $0.code)")
@@ -152,7 +167,7 @@ async def test_nothing_that_a_process_prints_is_repeated(
             (tmp_path / f"run.{end}").write_text(text)
 
     async with service() as serving:
-        said = await told_by(serving.url, {}, (partial(write, *one) for one in prints))
+        said = await told_by(serving.url, {}, (partial(write, *one) for one in prints), failures)
     said += capfd.readouterr()
     assert "Error when retrieving credentials from custom-process; run its credential_process" in said[0]
     assert lines_with_secrets("".join(said)) == []
@@ -181,13 +196,13 @@ AT_THE_START = [
 
 @pytest.mark.promise("nothing-service-answers")
 async def test_nothing_in_a_profile_is_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    failures: list[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     write_config(tmp_path, monkeypatch, "")
     changes = (partial(write_config, tmp_path, monkeypatch, text) for text in PROFILES)
     async with service() as serving:
-        said = await told_by(serving.url, {}, changes)
+        said = await told_by(serving.url, {}, changes, failures)
     monkeypatch.delenv("AWS_MAX_ATTEMPTS")
     for text in AT_THE_START:
         write_config(tmp_path, monkeypatch, text)
@@ -201,7 +216,7 @@ async def test_nothing_in_a_profile_is_repeated(
 
 @pytest.mark.promise("nothing-service-answers")
 async def test_nothing_in_the_environment_is_repeated(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    failures: list[Exception], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION")
     places: list[tuple[str, ...]] = [(KEY, ""), (KEY, TOKEN, KEY, TOKEN), ("A", KEY, f"{TOKEN}\n{TOKEN}"), (TOKEN, KEY)]
@@ -211,7 +226,7 @@ async def test_nothing_in_the_environment_is_repeated(
             monkeypatch.setenv(name, value)
 
     async with service() as serving:
-        said = await told_by(serving.url, {}, (partial(put, values) for values in places))
+        said = await told_by(serving.url, {}, (partial(put, values) for values in places), failures)
     said += capfd.readouterr()
     assert "missing: AWS_SECRET_ACCESS_KEY" in said[0]
     assert lines_with_secrets("".join(said)) == []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
 import re
 import sys
 import threading
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import repeat
@@ -85,17 +83,8 @@ async def test_credentials_that_do_not_come_stored_nothing(monkeypatch: pytest.M
 async def test_a_time_out_after_the_first_byte_may_have_stored_it(size: int) -> None:
     with mute() as port:
         async with reaching(f"http://127.0.0.1:{port}") as client:
-            failed = await put(client, 2.0, size)
+            failed = await put(client, 1.0, size)
     assert (failed.maybe_stored, failed.timed_out) == (True, True)
-
-
-async def test_what_one_request_has_written_is_not_held_against_the_next() -> None:
-    with mute() as port:
-        async with reaching(f"http://127.0.0.1:{port}") as client:
-            assert (await put(client, 1.5)).maybe_stored
-    with full() as port:
-        async with reaching(f"http://127.0.0.1:{port}", connect_timeout_seconds=5.0) as client:
-            assert not (await put(client, 0.2)).maybe_stored
 
 
 # ---- answers
@@ -105,8 +94,7 @@ class Answering:
     """A server that answers each request with a head and parts of a body, and notes what became of that."""
 
     def __init__(self, head: str, body: Iterable[bytes], status: str = "200 OK") -> None:
-        self.written = 0
-        self.connections = 0
+        self.written = self.connections = self.asked = 0
         self.reset = asyncio.Event()
         self._head = f"HTTP/1.1 {status}\r\nContent-Type: application/x-amz-json-1.1\r\n{head}\r\n\r\n".encode()
         self._body = body
@@ -121,6 +109,7 @@ class Answering:
         self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
+                self.asked += 1
                 length = re.search(rb"(?i)content-length: (\d+)", head)
                 assert length is not None
                 await reader.readexactly(int(length[1]))
@@ -137,12 +126,6 @@ class Answering:
 
 
 CHUNK = b"10000\r\n%s\r\n" % (b" " * 65_536)
-DEFLATED: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
-    "x-gzip": gzip.compress,
-    "GZIP": gzip.compress,
-    "deflate": zlib.compress,
-}
 
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Broken", "400 Bad Request"])
@@ -205,54 +188,18 @@ async def test_an_answer_as_large_as_may_be_is_read_and_its_connection_serves_ag
     assert large.connections == 1
 
 
-async def test_an_answer_that_is_cut_off_may_have_been_for_what_was_stored() -> None:
-    cut = Answering("Transfer-Encoding: chunked", [b"1\r\n{\r\n", b"no chunk\r\n"])
-    async with cut.serving() as client:
-        failed = await fails(client)
-    assert (failed.maybe_stored, failed.timed_out) == (True, False)
-
-
-@pytest.mark.parametrize("coding", DEFLATED)
-async def test_an_answer_that_is_compressed_unasked_is_read(coding: str) -> None:
-    body = DEFLATED[coding](STORED)
-    compressed = Answering(f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}", [body])
-    async with compressed.serving() as client:
-        await stores(client)
-
-
-@pytest.mark.parametrize(
-    ("coding", "body"),
-    [
-        ("gzip", gzip.compress(b" " * (MAX_ANSWER_BYTES + 1) + STORED)),
-        ("gzip", gzip.compress(STORED)[:-9]),
-        ("gzip", gzip.compress(STORED)[:-8] + b"\0" * 8),
-        ("gzip", STORED),
-        ("br", gzip.compress(STORED)),
-    ],
-    ids=["too large", "cut off", "of another sum", "not at all", "otherwise"],
-)
-async def test_an_answer_that_cannot_be_decompressed_is_none_of_kinesis(coding: str, body: bytes) -> None:
-    compressed = Answering(f"Content-Encoding: {coding}\r\nContent-Length: {len(body)}", [body])
-    async with compressed.serving() as client:
-        failed = await fails(client)
-        summary = await client.describe_stream_summary(FLIGHTS)
-    assert (failed.code, failed.maybe_stored) == (NOT_KINESIS, True)
-    assert isinstance(summary, RequestFailed)
-    assert summary.message.startswith("an answer that is not Kinesis's")
-
-
 # ---- what is left behind
 
 
 @linux_only
 @pytest.mark.law("Dispatcher")
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets(scheme: str) -> None:
+async def test_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets(scheme: str) -> None:
     most, request = 0, request_of(os.urandom(MIB))
     with mute() as port:
         async with reached(f"{scheme}://127.0.0.1:{port}") as (client, behind):
             await behind.ready()
-            for _ in range(10):
+            for _ in range(3):
                 async with asyncio.TaskGroup() as group:
                     for _ in range(IN_FLIGHT):
                         group.create_task(client.put_records(FLIGHTS, request, 0.25))
@@ -361,26 +308,9 @@ def is_read(fifo: Path, data: bytes) -> bool:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_is_not_followed(status: int) -> None:
     """Otherwise records and a session's token would go to any host that the redirect names."""
-    reached_by: list[bytes] = []
-
-    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reached_by.append(await reader.readline())
-        writer.close()
-
-    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = f"HTTP/1.1 {status} X\r\nLocation: http://127.0.0.1:{there}/\r\nContent-Length: 0\r\n\r\n"
-        writer.write(head.encode())
-        await writer.drain()
-        writer.close()
-
-    async with (
-        await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other,
-        await asyncio.start_server(redirect, "127.0.0.1", 0) as server,
-    ):
-        there, here = (each.sockets[0].getsockname()[1] for each in (other, server))
-        async with reaching(f"http://127.0.0.1:{here}") as client:
-            failed = await put(client, 5.0)
+    redirect = Answering("Location: /elsewhere\r\nContent-Length: 0", [], f"{status} Moved")
+    async with redirect.serving() as client:
+        failed = await fails(client)
     assert f"a redirect (status {status}), which is not followed" in failed.message
     assert failed.maybe_stored
-    assert reached_by == []
+    assert redirect.asked == 1
