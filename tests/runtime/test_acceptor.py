@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import signal
@@ -24,7 +23,6 @@ from producerd.runtime.listener import Listener
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
 from tests.daemon import ROOT, DaemonProcess, WireClient, daemon, directory, rows, session, until, until_on_loop
-from tests.runtime.activated import Activated
 
 
 class Greeting(asyncio.Protocol):
@@ -223,35 +221,3 @@ def test_a_daemon_that_nobody_can_reach_says_so_everywhere_until_it_is_reached(
         assert ctl(running, "reload").returncode == 0
         with session(running) as later:
             assert stores(later)
-
-
-@pytest.mark.slow
-def test_in_the_place_of_a_socket_that_was_passed_another_is_bound_also_by_the_next_daemon(
-    kinesis: FakeKinesis, server: FakeServer, path: Path
-) -> None:
-    """The first one is killed; the second one is passed a deaf socket, and finds a stale file."""
-    path.parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as held:
-        held.bind(os.fspath(path))
-        held.listen()
-        kept = fcntl.fcntl(held, fcntl.F_DUPFD, 10)
-        take = f'exec 3<&{kept}-; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=mine.socket; exec "$@"'
-        try:
-            for is_first in (True, False):
-                with Activated(path.parent, path, server.url, ["bash", "-c", take, "bash"], kept) as running:
-                    running.wait_ready()
-                    if is_first:
-                        path.unlink()
-                    said = f"the socket's file was gone; it is bound again socket={path}"
-                    until(lambda running=running, said=said: said in running.log)  # type: ignore[misc]
-                    assert "systemctl restart mine.socket" in running.log
-                    with session(running) as client:
-                        assert stores(client)
-                        if is_first:
-                            running.signal(signal.SIGKILL)
-                            running.wait()
-                        else:
-                            assert running.end() == 0
-            assert path.exists()
-        finally:
-            os.close(kept)

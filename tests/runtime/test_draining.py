@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from producerd.errors import Code, ConnectionFailed, Outcome
+from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from producerd.wire.columns import lay_out
-from spark_client.connection import Connection
 from tests.daemon import WireClient, daemon, data_of, one, rows, session, until
 
 
@@ -98,20 +97,6 @@ def test_a_second_signal_ends_it_at_once_and_still_tells_every_caller(kinesis: F
         began = time.monotonic()
         running.signal(signal.SIGINT)
         assert outcomes(client.read_to_end())[frame_id].returned == 10
-        assert running.wait() == 0
-        assert time.monotonic() - began < 3
-
-
-def test_an_idle_client_does_not_hold_up_the_end(kinesis: FakeKinesis, server: FakeServer) -> None:
-    with (
-        daemon(server.url, drain_timeout_seconds=60) as running,
-        session(running) as client,
-        WireClient(running.socket),
-    ):
-        client.put(rows(3))
-        client.acks()
-        began = time.monotonic()
-        running.signal()
         assert running.wait() == 0
         assert time.monotonic() - began < 3
 
@@ -257,20 +242,6 @@ def test_rows_that_nobody_can_be_given_back_make_the_exit_code_1(kinesis: FakeKi
         running.signal()
         assert running.wait() == 1
         assert "stopped records_returned=0 records_without_a_caller_undelivered=1200" in running.log
-
-
-def test_the_blocking_client_is_told_to_come_back(kinesis: FakeKinesis, server: FakeServer) -> None:
-    kinesis.standing.append(Fault("hang"))
-    with (
-        daemon(server.url, drain_timeout_seconds=0.5) as running,
-        Connection(frames.Hello(1, 1), [str(running.socket)]) as client,
-    ):
-        client.put("flights", rows(10), 5)
-        running.signal()
-        with pytest.raises(ConnectionFailed) as raised:
-            client.flush(10)
-        assert raised.value.code == Code.DRAINING
-        assert client.tally.returned == 10
 
 
 @pytest.mark.promise("daemon-killed-loses")

@@ -67,9 +67,8 @@ def put_and_flush(running: DaemonProcess) -> tuple[int, str, str]:
 
 @pytest.mark.promise("rows-name-exist-end")
 @needs_no_such_host
-@pytest.mark.parametrize("sets", [{}, {"aggregation": "kpl"}], ids=["plain", "kpl"])
-def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_at(sets: dict[str, Any]) -> None:
-    with daemon(NOWHERE, first_contact_timeout_seconds=WAIT_SECONDS, **sets) as running:
+def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_at() -> None:
+    with daemon(NOWHERE, first_contact_timeout_seconds=WAIT_SECONDS, aggregation="kpl") as running:
         stored, code, message = put_and_flush(running)
         assert (stored, code) == (0, Code.UNREACHABLE)
         assert "no-such-host.invalid" in message
@@ -222,57 +221,24 @@ def test_a_service_that_answers_is_ready_also_where_it_throttles(
     kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = f"ready: ListShards answers; PutRecords was not tried, at {server.url}"
-    with daemon(server.url) as running:
-        assert checked(running, monkeypatch) == ([], ready)
     kinesis.standing.append(Fault("error", action="ListShards", status=400, code="LimitExceededException"))
     with daemon(server.url) as running:
         assert checked(running, monkeypatch) == ([], ready)
 
 
-@pytest.mark.parametrize("aggregation", ["none", "kpl"])
-def test_a_daemon_that_may_not_list_shards_is_not_verified_unless_it_needs_them(
-    aggregation: str, kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+def test_a_daemon_that_may_not_list_the_shards_that_it_needs_is_found(
+    kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinesis.standing.append(Fault("error", action="ListShards", status=400, code="AccessDeniedException"))
-    with daemon(server.url, aggregation=aggregation) as running:
-        problems, service = checked(running, monkeypatch)
-    if aggregation == "none":
-        assert problems == []
-        assert service.startswith("not verified: the daemon may not list the stream's shards: AccessDeniedException: ")
-    else:
-        ((code, text),) = problems
-        assert code == Code.ACCESS_DENIED
-        assert text.endswith('aggregation = "kpl" needs kinesis:ListShards')
-
-
-@needs_no_such_host
-def test_a_name_that_does_not_exist_is_found_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with daemon(NOWHERE) as running:
+    with daemon(server.url, aggregation="kpl") as running:
         ((code, text),) = checked(running, monkeypatch)[0]
-    assert code == Code.UNREACHABLE
-    assert text.startswith("stream flights: Could not connect to the endpoint URL: ")
-    assert "no-such-host.invalid" in text
-    assert "look at region and endpoint_url" in text
+    assert code == Code.ACCESS_DENIED
+    assert text.endswith('aggregation = "kpl" needs kinesis:ListShards')
 
 
 def test_an_endpoint_where_nobody_listens_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with nobody_listens() as url, daemon(url) as running:
         assert checked(running, monkeypatch)[0][0][0] == Code.UNREACHABLE
-
-
-def test_a_daemon_without_credentials_is_found(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with daemon(server.url, environ={}) as running:
-        ((code, text),) = checked(running, monkeypatch)[0]
-    assert code == Code.CREDENTIALS
-    assert "credentials" in text
-
-
-def test_a_service_that_fails_is_found(
-    kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinesis.standing.append(Fault("error", action="ListShards", status=503))
-    with daemon(server.url) as running:
-        assert checked(running, monkeypatch)[0][0][0] == Code.SERVICE_FAULT
 
 
 def test_a_stream_that_does_not_exist_is_found_and_the_question_changes_nothing(
@@ -285,17 +251,6 @@ def test_a_stream_that_does_not_exist_is_found_and_the_question_changes_nothing(
         assert "ERROR" not in running.log
         kinesis.create_stream("flights", shards=4)
         until(lambda: checked(running, monkeypatch)[0] == [], "the stream is found")
-
-
-def test_after_a_refusal_of_put_records_the_stream_is_not_verified_until_records_pass(
-    kinesis: FakeKinesis, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinesis.standing.append(Fault("error", status=400, code="AccessDeniedException"))
-    with daemon(server.url) as running:
-        assert put_and_flush(running)[1] == Code.ACCESS_DENIED
-        problems, service = checked(running, monkeypatch)
-        assert problems == []
-        assert service.startswith("not verified: the last records were refused: ACCESS_DENIED: ")
 
 
 # ---- what the daemon reports

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from producerd.errors import BackpressureTimeout
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from spark_client import KinesisClient
-from tests.daemon import ROOT, daemon, directory, idle, until
+from tests.daemon import ROOT, daemon, idle, until
 
 
 def stored(kinesis: FakeKinesis) -> Counter[bytes]:
@@ -105,41 +104,3 @@ def test_a_full_queue_blocks_put_and_a_time_out_loses_nothing(kinesis: FakeKines
             client.put_many(records[taken:]).result(30)
         assert stored(kinesis) == Counter(b"row %d" % i for i in range(500))
         assert running.metrics()["queue_peak_records"] <= 100
-
-
-def test_a_restart_between_two_calls_is_not_noticed(kinesis: FakeKinesis, server: FakeServer) -> None:
-    """Nobody waits, nobody calls: the client finds the next daemon by itself, and no future is left open."""
-    with directory() as folder:
-        path = folder / "daemon.sock"
-        with daemon(server.url, socket_path=path, exit_code=None) as first:
-            client = KinesisClient("flights", socket=str(path))
-            client.put("one").result(30)
-            kinesis.standing.append(Fault("hang"))
-            left = client.put("two")
-            first.signal(signal.SIGKILL)
-            first.wait()
-            kinesis.standing.clear()
-        path.parent.mkdir(exist_ok=True)
-        with daemon(server.url, socket_path=path):
-            assert left.result(30) is None
-            client.put("three").result(30)
-            client.close()
-    assert set(stored(kinesis)) == {b"one", b"two", b"three"}
-
-
-def test_threads_share_a_client_and_every_record_is_stored_once(kinesis: FakeKinesis, server: FakeServer) -> None:
-    with daemon(server.url, aggregation="kpl", queue_limit=300) as running:
-        with KinesisClient("flights", socket=str(running.socket)) as client:
-
-            def puts(number: int) -> None:
-                for i in range(20):
-                    client.put_many([(f"{number}:{i}:{row}", f"k{row}") for row in range(25)])
-
-            threads = [threading.Thread(target=puts, args=(number,)) for number in range(6)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert stored(kinesis) == Counter(
-            b"%d:%d:%d" % (number, i, row) for number in range(6) for i in range(20) for row in range(25)
-        )

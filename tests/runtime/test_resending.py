@@ -146,31 +146,6 @@ def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
     assert tally.payload_bytes == sum(len(b"k0") + len(b"row %d" % i) for i in range(800))
 
 
-@pytest.mark.promise("daemon-stops-gives-rows")
-def test_rows_go_on_through_restart_after_restart(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
-    at = node(queue_limit=500, drain_timeout_seconds=5)
-    client = at.connect()
-    ended = threading.Event()
-
-    def restarts() -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
-            time.sleep(0.4)
-            at.end(number)
-            at.start()
-        ended.set()
-
-    restarting = threading.Thread(target=restarts)
-    restarting.start()
-    count = 0
-    while not ended.is_set():
-        client.put("flights", numbered(count, 50))
-        count += 50
-    client.flush()
-    restarting.join()
-    assert (client.tally.stored, client.tally.failures) == (count, ())
-    assert every_row_is_there(kinesis, count) <= client.tally.possible_duplicates
-
-
 @pytest.mark.slow
 def test_a_successor_with_smaller_frames_gets_them_in_parts(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
     kinesis.standing.append(Fault("hang"))
@@ -224,17 +199,6 @@ def test_daemons_that_all_die_of_what_they_are_sent_are_not_fed_for_ever(node: C
     finally:
         dying.set()
         killing.join()
-
-
-def test_without_a_time_to_wait_it_is_an_error_at_once(node: Callable[..., Node]) -> None:
-    at = node()
-    client = at.connect(seconds=0.0)
-    client.put("flights", rows(10))
-    at.end(signal.SIGKILL)
-    at.start()
-    with pytest.raises(ConnectionFailed) as raised:
-        client.flush()
-    assert raised.value.code == Code.DAEMON_LOST
 
 
 @pytest.mark.promise("client-body-late-sends")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from random import Random
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -157,7 +157,8 @@ def test_work_that_a_timer_repeats_is_seen_as_often_as_it_is_done(monkeypatch: p
     busy, idle = frame(code_of("/loop.py", "busy"), 1), frame(code_of("/loop.py", "idle"), 1)
     clock: Any = Slept()
     monkeypatch.setattr(sampling, "time", clock)
-    monkeypatch.setattr(sampling, "random", Random(1).random)
+    drawn = itertools.cycle((2 * step + 1) / 20 for step in range(10))
+    monkeypatch.setattr(sampling, "random", drawn.__next__)
     monkeypatch.setattr(sys, "_current_frames", lambda: {1: busy if clock.now % 0.01 < 0.001 else idle})
     stacks = _sample(1, 20.0, threading.Event())
     assert stacks.total() == 1_999

@@ -25,31 +25,6 @@ def why(ack: frames.Ack) -> set[tuple[int, str]]:
     return {(line.outcome, line.code) for line in ack.codes}
 
 
-@pytest.mark.parametrize("aggregation", ["none", "kpl"])
-def test_a_stream_that_does_not_exist_is_told_quickly(
-    kinesis: FakeKinesis, server: FakeServer, aggregation: str
-) -> None:
-    with daemon(server.url, aggregation=aggregation) as running, session(running, "flihgts") as client:
-        began = time.monotonic()
-        client.reserve(rows(100).layout)
-        answer = client.read()
-        if isinstance(answer, frames.Grant):
-            client.send(client.body(1, rows(100)))
-            ack = client.acks()[0]
-            assert why(ack) == {(Outcome.NOT_STORED, Code.STREAM_NOT_FOUND)}
-            assert ack.not_stored == 100
-            assert "flihgts" in ack.codes[0].message
-        else:
-            assert isinstance(answer, frames.Refused)
-            assert answer.code == Code.STREAM_NOT_FOUND
-            assert "flihgts" in answer.message
-        assert time.monotonic() - began < 3
-        client.reserve(rows(1).layout)
-        refused = client.read()
-        assert isinstance(refused, (frames.Refused, frames.Grant))  # a GRANT is the probe
-        until(lambda: "stream is refused by the service" in running.log)  # a thread of its own writes the log
-
-
 @pytest.mark.promise("error-kinesis-logged")
 def test_an_error_of_kinesis_is_logged_and_shown_with_its_request_id(kinesis: FakeKinesis, server: FakeServer) -> None:
     """AWS's support asks for it.  Callers get the message without it: many records have one message."""
@@ -62,23 +37,6 @@ def test_an_error_of_kinesis_is_logged_and_shown_with_its_request_id(kinesis: Fa
         assert shown[1] not in told.message
         line = re.compile("stream is refused by the service .* request_id=[0-9a-f-]{36}\n")
         until(lambda: line.search(running.log))
-
-
-def test_no_credentials_are_told_in_botocores_words(kinesis: FakeKinesis, server: FakeServer) -> None:
-    with daemon(server.url, environ={}) as running, session(running) as client:
-        client.reserve(one().layout)
-        answer = client.read()
-        if isinstance(answer, frames.Grant):
-            client.send(client.body(1, one()))
-            ack = client.acks()[0]
-            assert why(ack) == {(Outcome.NOT_STORED, Code.CREDENTIALS)}
-            assert "Unable to locate credentials" in ack.codes[0].message
-        until(lambda: "stream is refused by the service" in running.log)
-        client.reserve(one().layout)
-        refused = client.expect(frames.Refused)
-        assert refused.code == Code.CREDENTIALS
-        assert "Unable to locate credentials" in refused.message
-        assert running.get("/-/ready")[0] == 200
 
 
 @pytest.mark.promise("list-shards-plain-records")
@@ -108,27 +66,6 @@ def test_without_list_shards_plain_records_flow_and_aggregates_are_refused(
         assert idle(metrics)
         assert metrics["refused_records_total"] == 1
         assert metrics["stream_up"] == 1, "of two streams, one is refused"
-
-
-@pytest.mark.slow
-def test_put_records_denied_is_told_and_the_probe_heals_it(kinesis: FakeKinesis, server: FakeServer) -> None:
-    kinesis.denied = {"PutRecords"}
-    with daemon(server.url) as running, session(running) as client:
-        client.put(rows(10))
-        ack = client.acks()[0]
-        assert why(ack) == {(Outcome.NOT_STORED, Code.ACCESS_DENIED)}
-        assert "not authorized to perform: kinesis:PutRecords" in ack.codes[0].message
-        client.reserve(one().layout)
-        assert client.expect(frames.Refused).code == Code.ACCESS_DENIED
-        kinesis.denied = set()
-
-        def passes() -> bool:
-            client.reserve(one().layout)
-            return isinstance(client.read(), frames.Grant)
-
-        until(passes)
-        client.send(client.body(client.last_frame_id, one()))
-        assert client.acks()[0].stored == 1
 
 
 def test_kinesis_unreachable_at_start_blocks_callers_and_everything_arrives_when_it_comes_up(
@@ -297,31 +234,3 @@ def test_nothing_is_lost_and_every_scrape_adds_up_while_everything_fails_now_and
     wanted = {data for c in range(4) for t in range(6) for data in data_of(rows(60, name=f"c{c}t{t}"))}
     assert wanted <= set(copies)  # UNKNOWN rows were stored too: the fake stores before it falsifies
     assert sum(copies.values()) - len(copies) <= last["possible_duplicate_records_total"]
-
-
-def test_one_session_is_not_starved_by_many(kinesis: FakeKinesis, server: FakeServer) -> None:
-    kinesis.latency_seconds = 0.02
-    ended = threading.Event()
-
-    def crowd(number: int) -> None:
-        with Connection(frames.Hello(1, 1), [str(running.socket)]) as client:
-            while not ended.is_set():
-                client.put("flights", rows(20), 30)
-            client.flush(30)
-
-    with daemon(server.url, queue_limit=720) as running, ThreadPoolExecutor(8) as pool:
-        crowding = [pool.submit(crowd, number) for number in range(8)]
-        try:
-            until(lambda: running.metrics()["backpressure_blocked_clients"] >= 3)
-            longest = 0.0
-            with session(running) as client:
-                for _ in range(10):
-                    began = time.monotonic()
-                    client.put(rows(10, name="mine"))
-                    longest = max(longest, time.monotonic() - began)
-                    client.acks()
-        finally:
-            ended.set()
-        for future in crowding:
-            future.result()
-        assert longest < 2

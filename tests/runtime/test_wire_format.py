@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import cbor2
 import pytest
 
@@ -171,33 +170,3 @@ def test_a_service_that_refuses_cbor_gets_every_record_in_json(capsys: pytest.Ca
         assert running.log.count("the service refuses CBOR") == 1
         assert shown(running, capsys) == "json"
     assert len({entry.data for entry in stream.entries()}) == len(stream.entries()) == 3_000
-
-
-@pytest.mark.parametrize(("setting", "expected"), [("cbor", "cbor"), ("auto", "json"), ("json", "json")])
-def test_an_endpoint_that_is_not_aws_s_gets_cbor_only_if_told_so(
-    setting: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    with (
-        serve_in_thread(fake) as server,
-        daemon(server.url, wire_format=setting) as running,
-        session(running) as client,
-    ):
-        client.put(rows(1_000))
-        assert client.acks()[0].stored == 1_000
-        assert shown(running, capsys) == expected
-
-
-@pytest.mark.parametrize("content_type", ["text/plain", FORMATS["json"].content_type])
-async def test_the_fake_answers_in_json_whatever_else_a_request_says(content_type: str) -> None:
-    fake = FakeKinesis()
-    fake.create_stream("flights")
-    headers = {"X-Amz-Target": "Kinesis_20131202.ListShards", "Content-Type": content_type}
-    async with (
-        serve(fake) as server,
-        aiohttp.ClientSession() as client,
-        client.post(server.url, json=FLIGHTS, headers=headers) as answer,
-    ):
-        assert answer.headers["Content-Type"] == FORMATS["json"].content_type
-        assert len(json.loads(await answer.read())["Shards"]) == 4
