@@ -11,12 +11,10 @@ from producerd.config import StreamSettings
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import WHERE_TO_LOOK
 from producerd.errors import Code
-from producerd.runtime import asking
 from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.stream import Stream
 from producerd.wire.frames import Service
-from tests.daemon import until_on_loop
 from tests.runtime.virtual_time import VirtualLoop
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
@@ -47,24 +45,27 @@ class StandInService:
         return Tried(None, by_put_records=True, endpoint="there")
 
 
-async def test_all_who_ask_meanwhile_share_one_question_and_its_answer_holds_for_a_moment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    service, heard = StandInService(), list[ServiceAnswer]()
-    async with asyncio.TaskGroup() as tasks:
-        one = Asking(stream_of(), service, tasks)
-        for _ in range(100):
-            one.ask(heard.append)
-        await asyncio.sleep(0)
-        assert (service.asked, heard) == (1, [])
-        service.answers.set()
-        await until_on_loop(lambda: one.task is None)
-        assert [word.service for word in heard] == [Service.READY] * 100
-        one.ask(heard.append)
-        assert (service.asked, len(heard)) == (1, 101)
-        monkeypatch.setattr(asking, "ASK_AGAIN_SECONDS", 0.0)
-        one.ask(heard.append)
-    assert (service.asked, len(heard)) == (2, 102)
+def test_all_who_ask_meanwhile_share_one_question_and_its_answer_serves_for_two_seconds() -> None:
+    async def story() -> None:
+        loop, service, heard = asyncio.get_running_loop(), StandInService(), list[ServiceAnswer]()
+        async with asyncio.TaskGroup() as tasks:
+            one = Asking(stream_of(), service, tasks)
+            for _ in range(100):
+                one.ask(heard.append)
+            await asyncio.sleep(0)
+            assert (service.asked, heard) == (1, [])
+            service.answers.set()
+            await asyncio.sleep(0.25)
+            assert [word.service for word in heard] == [Service.READY] * 100
+            for until, asked in ((1.75, 1), (2.0, 2)):
+                await asyncio.sleep(until - loop.time())
+                one.ask(heard.append)
+                await asyncio.sleep(0)
+                assert service.asked == asked
+        assert len(heard) == 102
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
 
 
 async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
@@ -75,27 +76,6 @@ async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
         await asyncio.sleep(0)
         one.close()
     assert heard == []
-
-
-def test_an_answer_holds_for_two_seconds() -> None:
-    async def story() -> list[int]:
-        service, heard = StandInService(), list[ServiceAnswer]()
-        service.answers.set()
-        asked = []
-        async with asyncio.TaskGroup() as tasks:
-            one = Asking(stream_of(), service, tasks)
-            one.ask(heard.append)
-            await asyncio.sleep(0)
-            for until in (1.75, 2.0):
-                await asyncio.sleep(until - asyncio.get_running_loop().time())
-                one.ask(heard.append)
-                await asyncio.sleep(0)
-                asked.append(service.asked)
-        assert len(heard) == 3
-        return asked
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert runner.run(story()) == [1, 2]
 
 
 DRY_RUN = "a dry run of PutRecords is allowed, at there"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,11 +24,9 @@ def tried(
     running: DaemonProcess, *bodies: Columns, service: int = frames.Service.READY
 ) -> tuple[list[frames.Ack], frames.Figures]:
     """What a dry run of these frames says."""
-    with WireClient(running.socket).hello(take_good=True) as client:
+    with trying(running) as client:
         assert client.welcome is not None
         assert client.welcome.dry_runs == 1
-        client.send(frames.Open(1, "flights", dry_run=1))
-        client.expect(frames.Opened)
         client.send(frames.Status(1, asks_service=1))
         assert client.expect(frames.Blocked).service == service
         for body in bodies:
@@ -76,37 +76,38 @@ def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
         assert dict(figures.shards) == Counter(entry.shard_id for entry in flights.entries())
 
 
+@contextmanager
+def trying(running: DaemonProcess) -> Iterator[WireClient]:
+    """A client that has opened a dry run."""
+    with WireClient(running.socket).hello(take_good=True) as client:
+        client.send(frames.Open(1, "flights", dry_run=1))
+        client.expect(frames.Opened)
+        yield client
+
+
+def figures_of(client: WireClient) -> frames.Figures:
+    """Flush a hundred rows, all of which are taken, and return what the dry run says."""
+    client.send(frames.Flush(1))
+    assert client.acks()[0].stored == 100
+    client.send(frames.Status(1, asks_figures=1))
+    return client.expect(frames.Figures)
+
+
 def test_rows_wait_for_the_shards_and_do_not_expire(kinesis: FakeKinesis, server: FakeServer) -> None:
     """A write lingers less; and one reading that fails does not show that the daemon may not list the shards."""
     kinesis.script(Fault("error", action="ListShards", status=500, code="InternalFailure"))
-    with (
-        daemon(server.url, record_ttl_seconds=0.05) as running,
-        WireClient(running.socket).hello(take_good=True) as client,
-    ):
-        client.send(frames.Open(1, "flights", dry_run=1))
-        client.expect(frames.Opened)
+    with daemon(server.url, record_ttl_seconds=0.05) as running, trying(running) as client:
         client.put(rows(100))
         assert client.hears_nothing()
-        client.send(frames.Flush(1))
-        assert client.acks()[0].stored == 100
-        client.send(frames.Status(1, asks_figures=1))
-        assert sum(count for _, count in client.expect(frames.Figures).shards) == 100
+        assert sum(count for _, count in figures_of(client).shards) == 100
 
 
 def test_the_wait_for_the_shards_has_an_end(kinesis: FakeKinesis, server: FakeServer) -> None:
     """As in a write, rows to be aggregated then go as they are."""
     kinesis.standing.append(Fault("hang", action="ListShards"))
-    with (
-        daemon(server.url, aggregation="kpl", shard_map_wait_seconds=0.5) as running,
-        WireClient(running.socket).hello(take_good=True) as client,
-    ):
-        client.send(frames.Open(1, "flights", dry_run=1))
-        client.expect(frames.Opened)
+    with daemon(server.url, aggregation="kpl", shard_map_wait_seconds=0.5) as running, trying(running) as client:
         client.put(rows(100))
-        client.send(frames.Flush(1))
-        assert client.acks()[0].stored == 100
-        client.send(frames.Status(1, asks_figures=1))
-        figures = client.expect(frames.Figures)
+        figures = figures_of(client)
         assert (figures.aggregated_records, figures.open_shards) == (100, 0)
 
 

@@ -172,41 +172,6 @@ def test_a_daemon_is_killed_and_what_may_pass_fails_no_task(
         assert names == {b"stored", b"resent", b"fresh"}
 
 
-@pytest.mark.promise("whatever-pass-waited")
-@pytest.mark.slow
-@needs_no_such_host
-def test_what_an_earlier_daemon_had_or_acknowledged_waits_where_fresh_rows_end(
-    kinesis: FakeKinesis, server: FakeServer
-) -> None:
-    with ExitStack() as stack:
-        path = stack.enter_context(directory()) / "daemon.sock"
-        enter = stack.enter_context
-        first = enter(daemon(server.url, socket_path=path, exit_code=None))
-        acknowledged, resent = enter(connected(path)), enter(connected(path))
-        acknowledged.put("flights", rows(10, name="stored"), 10)
-        acknowledged.flush(20)
-        kinesis.standing.append(Fault("hang"))
-        resent.put("flights", rows(10, name="resent"), 10)
-        first.signal(signal.SIGKILL)
-        first.wait()
-        kinesis.standing.clear()
-        second = enter(daemon(NOWHERE, socket_path=path, exit_code=None, first_contact_timeout_seconds=WAIT_SECONDS))
-        acknowledged.put("flights", rows(10, name="later"), 10)
-        resent.settle_arrived()
-        assert put_and_flush(second)[1] == Code.UNREACHABLE
-        for client in (acknowledged, resent):
-            client.settle_arrived()
-            assert client.tally.failures == ()
-        second.signal(signal.SIGKILL)
-        second.wait()
-        enter(daemon(server.url, socket_path=path, exit_code=None))
-        for client in (acknowledged, resent):
-            client.flush(30)
-            assert client.tally.failures == ()
-        names = {record.data.split(b"-")[0] for record in kinesis.streams["flights"].read().records}
-        assert names == {b"stored", b"resent", b"later"}
-
-
 # ---- before a write
 
 

@@ -409,24 +409,6 @@ async def test_a_walk_goes_on_when_the_request_that_began_it_gives_up() -> None:
         assert chain.walks == 1
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_what_still_holds_serves_while_it_is_renewed() -> None:
-    chain, hangs = Chain(), False
-
-    async def refresh() -> Any:
-        if hangs:
-            await asyncio.Event().wait()
-        return {"access_key": "B", "secret_key": "s", "token": "t", "expiry_time": soon.isoformat()}
-
-    soon = datetime.now(UTC) + timedelta(seconds=800)  # to be refreshed already
-    chain.found = expiring(800, refresh)
-    async with renewed(chain) as credentials:
-        assert await key_of(credentials) == "B"
-        hangs = True
-        async with asyncio.timeout(5):
-            assert await asyncio.gather(*(key_of(credentials) for _ in range(5))) == ["B"] * 5
-
-
 @pytest.mark.promise("endpoint-metadata-hangs")
 @pytest.mark.usefixtures("at_once")
 async def test_what_still_holds_serves_also_after_a_renewal_that_failed_while_the_next_one_hangs() -> None:
@@ -563,12 +545,6 @@ async def test_when_they_expire_is_known_without_asking_for_them(
         assert of.credentials.expires_at is not None
         assert abs(of.credentials.expires_at - ends) < 60
         assert of.credentials.method == "assume-role"
-
-
-async def test_keys_that_do_not_expire_say_so(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, of):
-        await stores(client)
-        assert (of.credentials.expires_at, of.credentials.method) == (None, "env")
 
 
 @pytest.mark.parametrize(("draw", "seconds"), [(min, 4.0), (max, 6.0)])

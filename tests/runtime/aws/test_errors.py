@@ -159,6 +159,8 @@ def test_what_an_exception_means(error: Exception, code: str, maybe_stored: bool
     assert failed.message
     assert "\n" not in failed.message
     assert "words of a proxy" not in failed.message
+    before = failure_of(error, body_written=False)
+    assert (before.code, before.maybe_stored) == (code, False), "nothing is stored before the body is written"
 
 
 def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
@@ -166,12 +168,6 @@ def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
     assert (len(failed.code), len(failed.message), len(failed.request_id)) == (128, 1_000, 128)
     assert failed.request_id.startswith("id id ")
     assert failed.message.startswith("two lines two lines")
-
-
-@pytest.mark.parametrize(("error", "code", "maybe_stored"), FAILURES, ids=lambda value: type(value).__name__)
-def test_nothing_is_stored_before_any_of_the_body_is_written(error: Exception, code: str, maybe_stored: bool) -> None:
-    failed = failure_of(error, body_written=False)
-    assert (failed.code, failed.maybe_stored) == (code, False)
 
 
 NO_NAME = gaierror(EAI_NONAME, "Name or service not known")

@@ -49,7 +49,7 @@ async def failure(client: AioKinesis) -> RequestFailed:
     return failed
 
 
-async def test_each_connection_has_its_tunnel_and_a_proxy_that_is_gone_is_named(
+async def test_each_connection_has_its_tunnel_and_a_proxy_that_refuses_is_named(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -67,12 +67,6 @@ async def test_each_connection_has_its_tunnel_and_a_proxy_that_is_gone_is_named(
     assert "CONNECT with status 502" in failed.message
     assert "secret" not in failed.message
     assert not failed.maybe_stored
-
-
-async def test_a_proxy_that_wants_another_login_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with proxy(monkeypatch) as between, reaching("https://localhost:1") as client:
-        between.refusal = b"407 Proxy Authentication Required"
-        assert "status 407" in (await failure(client)).message
 
 
 @pytest.mark.parametrize(
