@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from random import Random
 from typing import Any, Final
 
 from hypothesis import strategies
+from hypothesis.strategies import SearchStrategy
 
 ODD: Final[tuple[Any, ...]] = (
     None, True, 0, -1, 1.5, float("inf"), 10**400, "", "x", "²", "-1", " 1", "9" * 5_000, [], [None], ["1"], [[[]]], {},
@@ -24,14 +26,18 @@ def places(document: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(document[key])
 
 
-@strategies.composite
-def mutated(draw: Callable[[Any], Any], good: Any) -> Any:
-    """Draw a copy in which one to three values are odd, or are missing."""
+def mutated(good: Any, random: Random) -> Any:
+    """Return a copy in which one to three values are odd, or are missing."""
     document = copy.deepcopy({"": good})
-    for _ in range(draw(strategies.integers(1, 3))):
-        container, key = draw(strategies.sampled_from(list(places(document))))
-        if key and isinstance(container, dict) and draw(strategies.integers(0, 9)) == 0:
-            del container[key]
+    for _ in range(random.randint(1, 3)):
+        holder, key = random.choice(list(places(document)))
+        if key and isinstance(holder, dict) and random.random() < 0.1:
+            del holder[key]
         else:
-            container[key] = copy.deepcopy(draw(strategies.sampled_from(ODD)))
+            holder[key] = copy.deepcopy(random.choice(ODD))
     return document[""]
+
+
+def variants(good: Any) -> SearchStrategy[Any]:
+    """Draw such copies."""
+    return strategies.randoms(use_true_random=False).map(lambda random: mutated(good, random))

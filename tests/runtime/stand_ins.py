@@ -23,6 +23,9 @@ RULES = SessionRules(
     body_timeout_seconds=5,
 )
 
+Said = bytes | frames.Message
+"""A message of a client, or bytes of one or more."""
+
 
 class StandInTransport(asyncio.Transport):
     """Keeps what is written, and chokes the protocol while a test has it slow."""
@@ -109,7 +112,7 @@ class StandInHost:
         self.gone.append(session)
 
 
-def tell(session: Session, *said: bytes | frames.Message, piece: int = 1 << 20) -> None:
+def tell(session: Session, *said: Said, piece: int = 1 << 20) -> None:
     """Hand a client's messages over as a transport does, at most ``piece`` bytes at a time."""
     data = b"".join(each if isinstance(each, bytes) else frames.encode(each) for each in said)
     while data:
@@ -121,19 +124,19 @@ def tell(session: Session, *said: bytes | frames.Message, piece: int = 1 << 20) 
         session.buffer_updated(count)
 
 
-def connected(host: StandInHost, *messages: frames.Message) -> tuple[Session, StandInTransport]:
-    """Return a session, and the transport of a client that has sent these messages."""
+def connected(host: StandInHost, *said: Said) -> tuple[Session, StandInTransport]:
+    """Return a session, and the transport of a client that has said this."""
     session = Session(host, 1)
     transport = StandInTransport(session)
-    tell(session, *messages)
+    tell(session, *said)
     return session, transport
 
 
-def opened(host: StandInHost, *messages: frames.Message) -> tuple[Session, StandInTransport]:
-    """Return the same of a client that has opened ``flights``, and then has sent these messages."""
+def opened(host: StandInHost, *said: Said) -> tuple[Session, StandInTransport]:
+    """Return the same of a client that has opened ``flights``, and then has said this."""
     session, transport = connected(host, frames.Hello(1, 1, client="test"), frames.Open(1, "flights"))
     assert [type(message) for message in transport.drain()] == [frames.Welcome, frames.Opened]
-    tell(session, *messages)
+    tell(session, *said)
     return session, transport
 
 

@@ -28,7 +28,7 @@ from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
 from tests.runtime.aws.reaching import BODY, FLIGHTS, fails, reached, reaching, request_of, stores
-from tests.runtime.odd_answers import mutated
+from tests.runtime.odd_answers import variants
 from tests.runtime.recording import recording, signed_headers
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -270,7 +270,7 @@ def asker(bare_environment: None) -> Iterator[Asker]:
 def test_any_value_in_an_answer_is_checked(asker: Asker, kind: str, data: strategies.DataObject) -> None:
     """Nothing raises, and what is believed has the types and sizes that it should have."""
     status, good = GOOD[kind]
-    for told in asker.ask(status, data.draw(mutated(good))):
+    for told in asker.ask(status, data.draw(variants(good))):
         match told:
             case RequestFailed():
                 assert len(told.code) <= 128

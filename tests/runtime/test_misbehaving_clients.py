@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def served(fake: FakeKinesis) -> Iterator[FakeServer]:
 @pytest.fixture(scope="module")
 def running(served: FakeServer) -> Iterator[DaemonProcess]:
     """One daemon for all tests.  Each leaves it as it was."""
-    sets = {'streams."tiny".queue_limit': 2, "session_window_frames": 4_096, "body_timeout_seconds": 60}
+    sets: dict[str, Any] = {'streams."tiny".queue_limit': 2, "session_window_frames": 4_096, "body_timeout_seconds": 60}
     with daemon(served.url, forked=False, linger_seconds=0, **sets) as process:
         yield process
 

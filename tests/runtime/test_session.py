@@ -29,6 +29,7 @@ from spark_client import KinesisClient
 from tests.daemon import PATIENCE_SECONDS, daemon, one, rows
 from tests.runtime.stand_ins import (
     RULES,
+    Said,
     StandInHost,
     StandInTransport,
     body,
@@ -645,8 +646,9 @@ def greeted(host: StandInHost) -> tuple[Session, StandInTransport]:
     return session, transport
 
 
+Reach = Callable[[StandInHost], tuple[Session, StandInTransport]]
 NOT_GRANTED = f"bytes where {BYTES} were granted"
-BREACHES = {
+BREACHES: dict[str, tuple[Reach, Said, str]] = {
     "the status of a stream that is not open": (opened, frames.Status(2), "stream number 2 is not open"),
     "a flush of a stream that is not open": (opened, frames.Flush(3), "stream number 3 is not open"),
     "a stream number twice": (opened, frames.Open(1, "clicks"), "OPEN of stream number 1, which is taken"),
@@ -675,7 +677,7 @@ async def test_a_breach_of_the_protocol_ends_its_session_with_the_reason(
     assert repr(session).startswith(f"<Session 1 of {TEST}: streams none, ")
 
 
-GARBAGE = {
+GARBAGE: dict[str, tuple[Reach, Said]] = {
     "HTTP": (connected, b"GET / HTTP/1.1\r\n\r\n"),
     "zeros": (connected, b"\0" * 64),
     "ones": (connected, b"\xff" * 64),

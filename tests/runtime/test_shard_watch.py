@@ -29,7 +29,7 @@ from producerd.runtime.stream import Stream
 from producerd.testing import FakeKinesis
 from producerd.testing.streams import FakeStream
 from tests.daemon import rows
-from tests.runtime.odd_answers import mutated
+from tests.runtime.odd_answers import variants
 from tests.runtime.virtual_time import VirtualLoop
 from tests.simulation.setting import make_body
 
@@ -188,7 +188,7 @@ ODD_SHARDS: list[Any] = [
 
 @pytest.mark.law("ShardMap")
 @settings(max_examples=25)
-@given(odd=strategies.lists(mutated(StandInKinesis().pages()), max_size=20))
+@given(odd=strategies.lists(variants(StandInKinesis().pages()), max_size=20))
 def test_whatever_is_listed_the_watch_goes_on_and_tells_it_once(odd: list[Any]) -> None:
     kinesis = StandInKinesis()
     pages = [[{"Shards": shards}] for shards in ODD_SHARDS]

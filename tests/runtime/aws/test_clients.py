@@ -227,7 +227,7 @@ async def test_a_reload_reads_the_bundle_of_every_client_and_names_the_file_that
             _, other = self_signed(tmp_path, "other.test")
             bundle.write_bytes(other.read_bytes())
             assert await clients.read_certificates() == [f"certificates: {bundle} has others"]
-            await stores(client), "over what is open"
+            await stores(client)  # over what is open
             bundle.write_bytes(b"not a certificate")
             with pytest.raises(ConfigurationError, match=str(bundle)):
                 await clients.read_certificates()

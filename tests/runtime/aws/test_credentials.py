@@ -117,7 +117,7 @@ async def test_a_container_endpoint_that_fails_for_a_while(
                 aws.container_key = ""
                 async with asyncio.timeout(10):
                     while logs[-1]["event"] != "credentials failed":
-                        await stores(client), "what still holds serves"
+                        await stores(client)  # what is still valid serves
                 aws.container_key = "B"
                 async with asyncio.timeout(10):
                     while not aws.used["B"]:
