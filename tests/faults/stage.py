@@ -232,7 +232,12 @@ class Stage:
     def begin_daemon(self, **environ: str) -> None:
         """Start the daemon, and do not wait until it serves."""
         self.daemon = DaemonProcess(
-            self.log_folder, self.sets, {**self.environ, **environ}, socket_path=self.socket, prefix=self.prefix
+            self.log_folder,
+            self.sets,
+            {**self.environ, **environ},
+            socket_path=self.socket,
+            prefix=self.prefix,
+            forked=self.short,  # a start takes a second of CPU time otherwise, and the short forms have a hundred
         )
         self._started.append(self.daemon)
 
