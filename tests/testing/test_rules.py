@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import random
 import re
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from aws_kinesis_agg.aggregator import RecordAggregator
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.testing import FakeKinesis, Fault, Reply, ServiceError, UserRecord, deaggregate, hash_of
 from producerd.testing.aggregates import MAGIC, BrokenAggregate
@@ -199,19 +200,20 @@ def test_resharding_refuses_what_the_service_refuses() -> None:
     )
 
 
-def test_ranges_cover_everything_after_any_splits_and_merges() -> None:
-    random_ = random.Random(3)
+@given(steps=st.lists(st.tuples(st.booleans(), st.floats(0, 1), st.floats(0, 1)), max_size=60))
+@settings(max_examples=20)
+def test_ranges_cover_everything_after_any_splits_and_merges(steps: list[tuple[bool, float, float]]) -> None:
     _, stream = service(shards=3)
-    for _ in range(300):
+    for merges, which, where in steps:
         shards = stream.open_shards
-        i = random_.randrange(len(shards))
-        if i and random_.random() < 0.5:
-            stream.merge_shards(shards[i].shard_id, shards[i - 1].shard_id)
-        else:
-            stream.split_shard(shards[i].shard_id, at=random_.randint(shards[i].start + 1, shards[i].end))
+        place = int(which * (len(shards) - 1))
+        shard = shards[place]
+        if merges and place:
+            stream.merge_shards(shard.shard_id, shards[place - 1].shard_id)
+        elif shard.start < shard.end:
+            stream.split_shard(shard.shard_id, at=min(shard.end, shard.start + 1 + int(where * shard.end)))
         ends = [(shard.start, shard.end) for shard in stream.open_shards]
-        assert ends[0][0] == 0
-        assert ends[-1][1] == HASH_END - 1
+        assert (ends[0][0], ends[-1][1]) == (0, HASH_END - 1)
         assert all(low[1] + 1 == high[0] for low, high in pairwise(ends))
 
 
@@ -452,7 +454,7 @@ def test_a_fault_that_could_never_hit_or_means_nothing_is_refused(fault: dict[st
 
 def test_every_action_of_the_fake_may_fail_be_denied_and_be_limited() -> None:
     kinesis = FakeKinesis()
-    assert kinesis._actions.keys() == set(ACTIONS)
+    assert not any(b"UnknownOperationException" in call(kinesis, action).body for action in ACTIONS)
     kinesis.denied = set(ACTIONS)
     kinesis.calls_per_second = dict.fromkeys(ACTIONS, 1.0)
     kinesis.standing = [Fault("reset", action=action) for action in (*ACTIONS, "*")]
@@ -535,28 +537,6 @@ def test_an_aggregate_stays_readable_after_its_shard_was_split() -> None:
     put(kinesis, entry(key, payload, 0))
     assert [record.data for record in stream.read().records] == [b"1", b"2"]
     assert stream.read().dropped_aggregates == 1
-
-
-def test_large_aggregates_come_apart_as_they_were_put_together() -> None:
-    users = [(f"key-{i}", bytes(i), str(i) if i % 3 else None) for i in range(300)]
-    found = deaggregate(aggregate(*users)[2])
-    assert found is not None
-    assert [(user.partition_key, user.data) for user in found] == [(key, data) for key, data, _ in users]
-    assert all(
-        hash_of(*user[:2]) == hash_of(key, hash_key) for user, (key, _, hash_key) in zip(found, users, strict=True)
-    )
-
-
-def test_anything_that_is_no_aggregate_is_a_plain_record() -> None:
-    payload = aggregate(("a", b"1", None), ("b", b"2", None))[2]
-    assert deaggregate(payload) is not None
-    flipped = payload[:-17] + bytes([payload[-17] ^ 1]) + payload[-16:]
-    for other in (b"", b"text", MAGIC, MAGIC + bytes(16), payload[1:], payload[:-1], flipped):
-        assert deaggregate(other) is None
-    whole = payload[4:-16]
-    assert deaggregate(sealed(whole)) == deaggregate(payload)
-    for message in (whole + b"\x0d\x00", b"\x0a\x05k", b"\x1a\x02\x08\x00", b"\x1a", b"\xff" * 12, b"\x00\x00"):
-        assert deaggregate(sealed(message)) is None
 
 
 @pytest.mark.parametrize("message", [b"\x1a\x05\x08\x07\x1a\x01D", b"\x12\x02 5\x1a\x07\x08\x00\x10\x00\x1a\x01D"])
