@@ -182,7 +182,7 @@ def _stream(run: Run) -> Iterator[None]:
         try:
             run.kinesis.create_stream(StreamName=run.stream, ShardCount=SHARDS)
         except (BotoCoreError, ClientError) as error:
-            is_made = not _is_refusal(error)
+            is_made = not is_refusal(error)
             raise Refused(f"no stream can be made in {run.region}: {error}") from None
         _wait_until_active(run)
         yield
@@ -191,7 +191,7 @@ def _stream(run: Run) -> Iterator[None]:
             _delete(run)
 
 
-def _is_refusal(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Whether AWS has surely made nothing: it was not asked, or said no."""
     if not isinstance(error, ClientError):
         return isinstance(error, NoCredentialsError | PartialCredentialsError)

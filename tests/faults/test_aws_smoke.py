@@ -151,5 +151,8 @@ def test_the_smoke_test_names_no_stream_to_delete_where_it_has_no_credentials(tm
 )
 def test_only_a_refusal_of_aws_says_that_no_stream_was_made(code: str, status: int, refused: bool) -> None:
     told: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    assert aws_smoke._is_refusal(ClientError(told, "CreateStream")) is refused
-    assert not aws_smoke._is_refusal(ReadTimeoutError(endpoint_url=HOST))
+    assert aws_smoke.is_refusal(ClientError(told, "CreateStream")) is refused
+
+
+def test_a_call_that_got_no_answer_may_have_made_the_stream() -> None:
+    assert not aws_smoke.is_refusal(ReadTimeoutError(endpoint_url=HOST))

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS: Final = 4
 """Of these, each has another pair of format and aggregation for the stream with ordering."""
-AT_ONCE: Final = 4
+AT_ONCE: Final = 6
 SCENARIOS: Final = all_scenarios()
 FOUND_BY: Final = {
     "an_entry_that_failed_is_taken_for_stored": ("throttled", Law.READABLE),
