@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.wire import frames
 from producerd.wire.columns import Columns, Layout, lay_out
-from tests.forks import Forked, can_fork
+from tests.forks import Forked, Program, can_fork
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SERVICE_PYTHON: Final = os.environ.get("PRODUCERD_TEST_PYTHON", sys.executable)
@@ -86,7 +86,7 @@ class DaemonProcess:
     """One ``python -m producerd serve OPTIONS``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`.
 
     With ``forked`` it is a fork of a process that has imported it already (`tests.forks`), unless ``prefix`` or a
-    variable in ``environ`` asks for an interpreter of its own.
+    variable in ``environ`` asks for an interpreter of its own.  ``program`` is which of the daemons is forked.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class DaemonProcess:
         prefix: Sequence[str] = (),
         options: Sequence[str] = (),
         forked: bool = False,
+        program: Program = "daemon",
     ):
         self.socket = socket_path or directory / "daemon.sock"
         self._log = directory / f"log-{time.monotonic_ns()}"
@@ -108,7 +109,7 @@ class DaemonProcess:
         self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
             if forked and not prefix and can_fork(environ):
-                self.process = Forked(SERVICE_PYTHON, options, {**plain, **environ}, self._log)
+                self.process = Forked(SERVICE_PYTHON, options, {**plain, **environ}, self._log, program)
                 return
             self.process = subprocess.Popen(
                 [*prefix, SERVICE_PYTHON, *(MODULE if prefix or not os.geteuid() else READABLE), "serve", *options],

@@ -1,9 +1,9 @@
-"""Daemons forked from one process that has imported them already.
+"""Daemons, and fake Kinesis services, forked from one process that has imported them already.
 
 A daemon uses a second of CPU time to start, nearly all of it to import its packages.  Tests start some 200 of them.
-So each process of the tests keeps one template, ``python -m tests.forks``, which imports once and forks at each order.
-The forked process then runs ``producerd serve`` from reading its settings until the end of its interpreter.  It has its
-own settings, environment, log and exit code.
+So each process of the tests keeps one template, ``python -m tests.forks daemon``, which imports once and forks at each
+order.  The forked process then runs ``producerd serve`` from reading its settings until the end of its interpreter.  It
+has its own settings, environment, log and exit code.  ``python -m tests.forks kinesis`` does the same for the service.
 
 Orders and answers are lines of JSON on the template's stdin and stdout.  The template ends with the tests, and ends its
 daemons then.
@@ -19,12 +19,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+Program = Literal["daemon", "unchanged_daemon", "kinesis"]
+"""What a template forks.  A ``daemon`` renders its metrics whenever it is asked, and an unchanged one once a second."""
 ROOT: Final = Path(__file__).resolve().parents[1]
 AFTER_THE_START: Final = ("PATH", "HOME", "AWS_", "PRODUCERD_")
 """Beginnings of the variables that a daemon reads while it runs.  Others may matter to its interpreter or to C code."""
@@ -38,10 +40,10 @@ def can_fork(environ: Mapping[str, str]) -> bool:
 class Template:
     """The process that forks, from the side of the tests."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, program: Program) -> None:
         self._lock = Lock()
         self._process = subprocess.Popen(
-            [python, "-m", "tests.forks"],
+            [python, "-m", "tests.forks", program],
             cwd=ROOT,
             env={"PATH": os.environ["PATH"]},
             stdin=subprocess.PIPE,
@@ -62,15 +64,28 @@ class Template:
         self._process.communicate()
 
 
-template = cache(Template)
-"""The template of this interpreter."""
+_made = cache(Template)
+_making = Lock()
+
+
+def template(python: str, program: Program) -> Template:
+    """The one template of this interpreter and program, also for several threads."""
+    with _making:
+        return _made(python, program)
 
 
 class Forked:
-    """A forked daemon, with what `subprocess.Popen` offers of it."""
+    """A forked process, with what `subprocess.Popen` offers of it.  ``log`` gets what it prints."""
 
-    def __init__(self, python: str, options: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-        self._template = template(python)
+    def __init__(
+        self,
+        python: str,
+        options: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        program: Program = "daemon",
+    ) -> None:
+        self._template = template(python, program)
         self.returncode: int | None = None
         self.pid: int = self._template.ask(options=options, environ=environ, log=str(log))
 
@@ -83,7 +98,7 @@ class Forked:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired(f"producerd serve, process {self.pid}", timeout or 0.0)
+                raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0.0)
             time.sleep(0.01)
         return code
 
@@ -98,16 +113,30 @@ class Forked:
 # ---- in the template
 
 
-def serve_orders() -> int:
-    """Fork at each order.  Return the exit code of this process, which is the template or a forked daemon."""
+def daemon(*, renders_at_once: bool) -> Callable[[list[str]], int]:
+    """Import a daemon, and return its entry point."""
     import producerd.cli
     import producerd.runtime.app  # nearly all of the time that a start takes
     import producerd.runtime.daemon
     import producerd.runtime.secrecy
 
-    producerd.runtime.daemon.RENDERING_SECONDS = 0.0  # type: ignore[misc]  # tests ask more often than a Prometheus
+    if renders_at_once:  # tests ask more often than a Prometheus
+        producerd.runtime.daemon.RENDERING_SECONDS = 0.0  # type: ignore[misc]
     if os.geteuid():  # the tests look at a daemon's memory and files, which then only root may
         producerd.runtime.secrecy.keep_memory_private = lambda: None
+    return lambda options: producerd.cli.main(["serve", *options])
+
+
+def kinesis() -> Callable[[list[str]], int]:
+    """Import a fake Kinesis, and return its entry point."""
+    from producerd.testing import fake_kinesis
+
+    return fake_kinesis.main
+
+
+def serve_orders(program: str) -> int:
+    """Fork at each order.  Return the exit code of this process, which is the template or a forked process."""
+    run = kinesis() if program == "kinesis" else daemon(renders_at_once=program == "daemon")
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemons end with their tests
@@ -122,7 +151,7 @@ def serve_orders() -> int:
             answer = os.fork()
             if not answer:
                 become(order["environ"], order["log"])
-                return producerd.cli.main(["serve", *order["options"]])
+                return run(order["options"])
             running.add(answer)
         print(json.dumps(answer), flush=True)
     for pid in running:
@@ -142,4 +171,4 @@ def become(environ: Mapping[str, str], log: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_orders())
+    sys.exit(serve_orders(sys.argv[1]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import ssl
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,8 @@ from typing import Any, Final
 import boto3
 from botocore.config import Config
 
-from tests.daemon import CREDENTIALS, ROOT
+from tests.daemon import CREDENTIALS, START_SECONDS, until
+from tests.forks import Forked
 
 REGION: Final = "us-east-1"
 ANSWER_SECONDS: Final = 60.0
@@ -25,8 +26,7 @@ ANSWER_SECONDS: Final = 60.0
 class Service:
     """The fake's process.  ``client`` is for its streams' owner: it splits, merges, deletes and reads."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, certificate: Path | None) -> None:
-        self.process = process
+    def __init__(self, url: str, certificate: Path | None) -> None:
         self.url = url
         self.certificate = certificate
         self.client = boto3.client(
@@ -97,21 +97,16 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(streams: list[str], shards: int, seed: int, *, tls: bool = False) -> Iterator[Service]:
-    """A service with these streams, until the end of the block."""
-    options = [*(f"--stream={name}" for name in streams), f"--shards={shards}", f"--seed={seed}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "producerd.testing.fake_kinesis", *options, *["--tls"] * tls],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            certificate = Path(process.stdout.readline().strip()) if tls else None
-            yield Service(process, url, certificate)
-        finally:
-            process.kill()
+def serving(streams: list[str], shards: int, seed: int, folder: Path, *, tls: bool = False) -> Iterator[Service]:
+    """A service with these streams, until the end of the block.  It logs to ``folder``."""
+    options = [*(f"--stream={name}" for name in streams), f"--shards={shards}", f"--seed={seed}", *["--tls"] * tls]
+    log = folder / "kinesis"
+    log.touch()
+    process = Forked(sys.executable, options, {"PATH": os.environ["PATH"]}, log, "kinesis")
+    try:
+        until(lambda: log.read_text().count("\n") > tls, f"the service serves: {log.read_text()}", START_SECONDS)
+        url, *certificate = log.read_text().splitlines()
+        yield Service(url, Path(certificate[0]) if tls else None)
+    finally:
+        process.kill()
+        process.wait()

@@ -238,6 +238,7 @@ class Stage:
             socket_path=self.socket,
             prefix=self.prefix,
             forked=self.short,  # a start takes a second of CPU time otherwise, and the short forms have a hundred
+            program="unchanged_daemon",
         )
         self._started.append(self.daemon)
 
@@ -525,7 +526,7 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
     """Run a scenario and judge it; with ``kcl``, the command of Amazon's library, that says what is readable."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="f-")))
-        service = stack.enter_context(serving(list(STREAMS), scenario.shards, seed, tls=scenario.tls))
+        service = stack.enter_context(serving(list(STREAMS), scenario.shards, seed, folder, tls=scenario.tls))
         proxy = stack.enter_context(Proxy("127.0.0.1", service.port).running())
         stage = Stage(scenario, seed, service, proxy, folder, short=short)
         stack.enter_context(stage.ending)
@@ -542,6 +543,13 @@ def run(scenario: Scenario, seed: int, *, short: bool = False, kcl: Sequence[str
         stage.notes.append("judged without Amazon's library" if kcl is None else "judged by Amazon's library too")
         reading = oracle.judge(stage.book, sent_by(stage), chain.from_iterable(handed))
         return stage.row(recovered, reading)
+
+
+def wait_for(happens: Callable[[], object]) -> None:
+    """Wait for it, but not for long on a busy machine: a law judges whether it did."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not happens() and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
 
 
 def stream_of(sender: int) -> str:

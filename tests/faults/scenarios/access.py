@@ -11,7 +11,7 @@ from tests.faults.credentials import NO_VARIABLES, KeysEndpoint, KeysFile, accep
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
 from tests.faults.scenarios.shards import owners, reshard
-from tests.faults.stage import Stage
+from tests.faults.stage import Stage, wait_for
 
 RENEWAL_SECONDS: Final = 7.0
 """The daemon looks for new keys every 4 to 6 s; then the service must have answered by them."""
@@ -163,5 +163,6 @@ def _deny(stage: Stage, action: str, full: float, short: float | None = None) ->
 
 def _told_only(stage: Stage, *codes: str) -> None:
     """Callers fail, and learn why: they got the first of these codes, and no other than these."""
+    wait_for(lambda: codes[0] in stage.told)
     well = codes[0] in stage.told and stage.told.keys() <= set(codes)
     stage.must(Law.REFUSED, well, f"callers got {dict(stage.told)}")

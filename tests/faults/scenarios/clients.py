@@ -15,7 +15,7 @@ from producerd.config.values import MIB
 from tests.faults.abusers import OWN, abusing
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
-from tests.faults.stage import LOOK_SECONDS, SETTLE_SECONDS, SPARE, Stage
+from tests.faults.stage import SETTLE_SECONDS, SPARE, Stage, wait_for
 from tests.faults.watch import Process, look, wait_for_level
 
 TIGHT: Final[dict[str, Any]] = {"node_max_in_flight_bytes": 32 * MIB, "body_timeout_seconds": 2}
@@ -134,7 +134,7 @@ def _abused(
     with abusing(name, stage.socket, stage.seed) as running:
         began = time.monotonic()
         stage.wait(20, short_seconds)
-        _waits_for(lambda: all(_lines(stage, refused) for refused in refusals))
+        wait_for(lambda: all(_lines(stage, refused) for refused in refusals))
         ended = time.monotonic()
     _returns_to_calm(stage, calm, before["client_connections"])
     stage.wait(5, 0.5)
@@ -151,7 +151,7 @@ def _abused(
 
 def _returns_to_calm(stage: Stage, calm: Process, connections: float) -> None:
     at_most = Process(calm.rss_bytes + KEPT_BYTES, calm.descriptors + SPARE.descriptors, calm.threads + SPARE.threads)
-    _waits_for(lambda: stage.daemon.metrics()["client_connections"] <= connections)
+    wait_for(lambda: stage.daemon.metrics()["client_connections"] <= connections)
     left = stage.daemon.metrics()["client_connections"]
     stage.must(Law.LEVEL, left <= connections, f"{left:g} connections after the abuse, {connections:g} before")
     now = wait_for_level(stage.daemon.process.pid, at_most, SETTLE_SECONDS)
@@ -162,13 +162,6 @@ def _returns_to_calm(stage: Stage, calm: Process, connections: float) -> None:
     grown = f"{now.rss_bytes - calm.rss_bytes:,} bytes more than in calm, {KEPT_BYTES:,} at most"
     stage.notes.append(grown)
     stage.must(Law.MEMORY, now.rss_bytes <= at_most.rss_bytes, grown)
-
-
-def _waits_for(happens: Callable[[], object]) -> None:
-    """Wait for it, but not for long on a busy machine: a law judges whether it did."""
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while not happens() and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
 
 
 def _lines(stage: Stage, refused: Refused) -> list[str]:
