@@ -18,6 +18,10 @@ from tests.system.machine import SYSTEM_SECONDS, Machine, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
 
+SOCKETS = "stat -c '%U:%G:%a' /run/producerd /run/producerd/producerd.sock /run/producerd/producerd.admin.sock"
+GONE = "the socket's file was gone; it is bound again"
+BOUND = "bound again socket=/run/producerd/producerd.sock"
+
 
 @pytest.fixture
 def node(booted: Machine, kinesis: Kinesis) -> Iterator[Machine]:
@@ -164,17 +168,8 @@ def test_a_reload_is_systemctls_and_fails_where_the_settings_do(node: Machine, k
 
 def test_who_may_connect_is_said_by_the_sockets_group(node: Machine, kinesis: Kinesis) -> None:
     serve(node, kinesis)
-    told = node.run(
-        "stat -c '%U:%G:%a' /run/producerd /run/producerd/producerd.sock /run/producerd/producerd.admin.sock"
-    )
-    assert told.split() == ["producerd:producerd:755", "producerd:producerd:660", "producerd:producerd:600"]
-
-
-SOCKETS = "stat -c '%U:%G:%a' /run/producerd /run/producerd/producerd.sock /run/producerd/producerd.admin.sock"
-
-
-GONE = "the socket's file was gone; it is bound again"
-BOUND = "bound again socket=/run/producerd/producerd.sock"
+    modes = ["producerd:producerd:755", "producerd:producerd:660", "producerd:producerd:600"]
+    assert node.run(SOCKETS).split() == modes
 
 
 @pytest.mark.promise("sockets-deleted-bound")

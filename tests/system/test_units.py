@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import configparser
+import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
 
 from producerd.cli import EXIT_CONFIGURATION, EXIT_TAKEN
 from producerd.config import load
+from producerd.runtime import allocator
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 UNITS: Final = ROOT / "deploy/systemd"
 MOST_EXPOSURE: Final = 15
 """Tenths, of 10.0; what is left of it is the network, the unix sockets, and who connects being seen as who it is."""
+MALLOPT: Final = {"MALLOC_ARENA_MAX": -8, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
+"""Number of each of glibc's settings, as malloc.h has it."""
 ANALYZE: Final = shutil.which("systemd-analyze")
 pytestmark = pytest.mark.system
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is missing: apt-get install systemd")
@@ -74,11 +79,17 @@ def test_the_units_fit_the_daemon() -> None:
     assert (service["User"], service["Group"]) == (socket["SocketUser"], socket["SocketGroup"])
 
 
-def test_the_allocators_settings_are_those_of_the_daemon() -> None:
-    from producerd.runtime.allocator import _SETTINGS
-
+def test_the_allocators_settings_are_those_of_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit sets them in the environment, so that they count from the interpreter's start on."""
     (line,) = re.findall(r"^Environment=(MALLOC_.*)$", (UNITS / "producerd.service").read_text(), re.MULTILINE)
-    assert dict(one.split("=") for one in line.split()) == {name: str(value) for name, _, value in _SETTINGS}
+    of_the_unit = dict(each.split("=") for each in line.split())
+    of_the_daemon: dict[int, int] = {}
+    libc = SimpleNamespace(mallopt=lambda number, value: of_the_daemon.update({number: value}) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    for name in MALLOPT:
+        monkeypatch.delenv(name, raising=False)
+    assert allocator.configure()
+    assert of_the_daemon == {number: int(of_the_unit[name]) for name, number in MALLOPT.items()}
 
 
 def test_the_example_of_a_configuration_holds_with_all_that_it_offers(tmp_path: Path) -> None:
