@@ -156,20 +156,15 @@ def test_its_verdict_on_records_made_by_hand_is_that_of_the_fake() -> None:
         assert ours[name].records == found, name
 
 
-def test_it_hands_on_an_aggregate_within_an_aggregate_as_data() -> None:
-    stream = FakeKinesis().create_stream("flights", shards=1)
-    stream.store(stream.shards[0], "entry", None, NESTED, now=0.0)
-    (handed,) = kcl.hand_over(stream)
-    assert handed.records[1].data == aggregate(LOW, LOW)
-
-
 @pytest.mark.promise("throws-aggregate-record")
-def test_it_throws_at_an_aggregate_whose_record_points_outside_its_tables() -> None:
+def test_it_throws_at_a_record_outside_the_tables_and_hands_on_a_nested_aggregate_as_data() -> None:
     stream = FakeKinesis().create_stream("flights", shards=1)
-    stream.store(stream.shards[0], "entry", None, BY_HAND["beyond the table of keys"][1], now=0.0)
-    (handed,) = kcl.hand_over(stream)
-    assert handed.records == []
-    assert handed.failure.startswith("java.lang.NoClassDefFoundError")
+    for data in (BY_HAND["beyond the table of keys"][1], NESTED):
+        stream.store(stream.shards[0], "entry", None, data, now=0.0)
+    thrown, nested = kcl.hand_over(stream)
+    assert thrown.records == []
+    assert thrown.failure.startswith("java.lang.NoClassDefFoundError")
+    assert nested.records[1].data == aggregate(LOW, LOW)
 
 
 # --- mutants: sealed payloads of every odd shape -------------------------------------------------------------------
@@ -182,16 +177,16 @@ def test_its_verdicts_that_are_kept_as_data_are_still_its_own() -> None:
 
 
 @pytest.mark.promise("throws-aggregate-record")
-def test_of_30_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> None:
+def test_of_10_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> None:
     """Named ones first.  It is then handed the same records of the parts that producerd makes of the aggregates."""
-    made = [*named(), *mutants(seed=1, count=30_000)]
+    made = [*named(), *mutants(seed=1, count=10_000)]
     stream = verdicts.stored(made)
     handed = kcl.hand_over(stream)
     assert fake.hand_over(stream) == [each._replace(failure="") for each in handed], "the fake reads them likewise"
     found = [verdicts.verdict(*each) for each in handed]
     assert verdicts.disagreements(made, found) == []
     kinds = Counter(each if isinstance(each, str) else bool(each) for each in found)
-    assert min(kinds.values()) > 600, kinds
+    assert min(kinds.values()) > 200, kinds
     split = verdicts.to_split(made, found)
     parts, numbers = verdicts.split_up(mutant.payload for mutant, _ in split)
     read: dict[int, list[UserRecord]] = defaultdict(list)
