@@ -1,118 +1,66 @@
-"""What is promised of other Pythons: the daemon installs and serves on the oldest and newest, the client on 3.9.
+"""What is promised of older Pythons: the client runs on 3.9, and the daemon says which Python it needs.
 
-A version that this machine lacks is skipped, with what to install as the reason.
+A version that this machine lacks is skipped, with what to install as the reason.  The daemon runs on the newest Python
+in tests/test_packaging.py, and on the oldest one in the image of tests/system/test_image.py.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from producerd import __version__
-from producerd.testing import FakeKinesis
-from producerd.testing.fake_kinesis import serve_in_thread
-from tests.daemon import CREDENTIALS, QUICK, directory, until
-from tests.locked import locked
-from tools.environments import PYTHONS, choose_pip, find_python
+from tools.environments import choose_pip, find_python
 
 pytestmark = pytest.mark.slow
 
-OURS = "{}.{}".format(*sys.version_info)  # on which tests/test_packaging.py installs the daemon
-
-ONE_RECORD = """
-import sys
-from spark_client import KinesisClient
-with KinesisClient("flights", socket=sys.argv[1]) as client:
-    client.put(b"from " + sys.version.encode())
-"""
+WHERE = "import sys, spark_client; print(sys.version_info[:2], spark_client.__file__)"
 
 
-@pytest.fixture
-def python(version: str, tmp_path: Path) -> Path:
-    """The interpreter of a new and empty environment of this version."""
-    base = find_python(version)
-    if not base:
-        pytest.skip(f"no Python {version} on PATH or among pyenv's versions: `pyenv install {version}` brings it")
-    subprocess.run([base, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
-    return tmp_path / "environment" / "bin" / "python"
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> Callable[[str], Path]:
+    """The interpreter of an environment of a version, which has the wheel and nothing else."""
 
-
-@pytest.fixture
-def install(python: Path) -> Callable[..., None]:
-    """Install something there, by a pip that can."""
-
-    def run(*what: str) -> None:
+    @cache
+    def make(version: str) -> Path:
+        base = find_python(version)
+        if not base:
+            pytest.skip(f"no Python {version} on PATH or among pyenv's versions: `pyenv install {version}` brings it")
+        python = tmp_path_factory.mktemp("environment") / "bin/python"
+        subprocess.run([base, "-m", "venv", "--without-pip", python.parents[1]], check=True)
         pip = [choose_pip(str(python)), "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--no-compile", *what], check=True, timeout=300)
+        wheel = f"{dist}/producerd-{__version__}-py3-none-any.whl"
+        subprocess.run([*pip, "install", "--quiet", "--no-compile", "--no-index", wheel], check=True, timeout=300)
+        return python
 
-    return run
-
-
-@pytest.mark.promise("daemon-runs-extra-alone")
-@pytest.mark.parametrize("version", sorted({PYTHONS[0], PYTHONS[-1]} - {OURS}))
-def test_the_daemon_installs_from_its_wheel_and_serves(
-    version: str, python: Path, install: Callable[..., None], dist: Path, tmp_path: Path
-) -> None:
-    """It says its version, becomes ready, stores a record of a client on the same Python, and ends well by SIGTERM."""
-    (tmp_path / "locked.txt").write_text(locked())
-    install("-c", str(tmp_path / "locked.txt"), f"{dist}/producerd-{__version__}-py3-none-any.whl[daemon]")
-    producerd = str(python.with_name("producerd"))
-    told = subprocess.run([producerd, "--version"], cwd="/", capture_output=True, text=True, check=True)
-    assert told.stdout == f"producerd {__version__}\n"
-
-    kinesis = FakeKinesis()
-    flights = kinesis.create_stream("flights", shards=1)
-    with serve_in_thread(kinesis) as server, directory() as folder, (folder / "log").open("w+b") as log:
-        settings = {**QUICK, "endpoint_url": server.url, "socket": folder / "d.sock"}
-        command = [producerd, "serve", *(f"--set={name}={value}" for name, value in settings.items())]
-        env = {**CREDENTIALS, "HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
-        with subprocess.Popen(command, cwd="/", env=env, stdout=log, stderr=log) as daemon:
-            try:
-                said = (folder / "log").read_text
-                until(lambda: " serving " in said() or daemon.poll() is not None, "serving", 60)
-                assert daemon.poll() is None, said()
-                subprocess.run([python, "-c", ONE_RECORD, folder / "d.sock"], cwd="/", env={}, check=True, timeout=60)
-                daemon.terminate()
-                assert daemon.wait(60) == 0, said()
-            finally:
-                daemon.kill()
-        assert "Warning" not in said()
-    (record,) = flights.read().records
-    assert record.data.decode().startswith(f"from {version}.")
+    return make
 
 
 @pytest.mark.promise("wheel-installs-bare")
-@pytest.mark.parametrize("version", ["3.9"])
 @pytest.mark.parametrize("shipped", ["wheel", "zip"])
-def test_the_client_imports_on_the_oldest_python(
-    version: str, shipped: str, python: Path, install: Callable[..., None], dist: Path
-) -> None:
+def test_the_client_imports_on_the_oldest_python(shipped: str, installed: Callable[[str], Path], dist: Path) -> None:
     """Installed or shipped, with the standard library alone."""
-    env = {}
-    if shipped == "wheel":
-        install("--no-index", f"{dist}/producerd-{__version__}-py3-none-any.whl")
-    else:
+    python, env = installed("3.9"), dict[str, str]()
+    if shipped == "zip":
         env["PYTHONPATH"] = f"{dist}/producerd-client-{__version__}.zip"
-    code = "import sys, spark_client; print(sys.version_info[:2], spark_client.__file__)"
-    told = subprocess.run([python, "-c", code], cwd="/", env=env, capture_output=True, text=True, check=False)
+    told = subprocess.run([python, "-c", WHERE], cwd="/", env=env, capture_output=True, text=True, check=False)
     assert told.stderr == ""
-    assert told.stdout.startswith(f"({version.replace('.', ', ')}) {env.get('PYTHONPATH', python.parent.parent)}/")
+    assert told.stdout.startswith(f"(3, 9) {env.get('PYTHONPATH', python.parents[1])}/")
 
 
 @pytest.mark.promise("daemon-says-python-needs")
 @pytest.mark.parametrize("version", ["3.9", "3.10"])
 def test_the_daemon_says_which_python_it_needs_and_producerctl_runs(
-    version: str, python: Path, install: Callable[..., None], dist: Path
+    version: str, installed: Callable[[str], Path]
 ) -> None:
     """On a Python that is too old for the daemon, as EMR's is."""
-    install("--no-index", f"{dist}/producerd-{__version__}-py3-none-any.whl")
 
     def run(name: str, *arguments: str) -> tuple[int, str]:
-        command = [str(python.with_name(name)), *arguments]
+        command = [str(installed(version).with_name(name)), *arguments]
         done = subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, done.stdout + done.stderr
 
