@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_a_daemon_loads_no_pandas_though_it_is_installed() -> None:
     kinesis = FakeKinesis()
     for name in ("flights", "packed"):
         kinesis.create_stream(name, shards=1)
-    settings = {'streams."packed".aggregation': "kpl"}
+    settings: dict[str, Any] = {'streams."packed".aggregation': "kpl"}
     with serve_in_thread(kinesis) as server, daemon(server.url, forked=False, **settings) as running:
         for name in ("flights", "packed"):
             with session(running, name) as client:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -44,7 +45,7 @@ def test_every_help_can_be_read(name: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT_RUNS)
-def test_a_short_run_gives_figures(name: str, tmp_path: os.PathLike[str]) -> None:
+def test_a_short_run_gives_figures(name: str, tmp_path: Path) -> None:
     picture = ["--picture", f"{tmp_path}/profile.svg"] if name == "profile" else []
     assert figures(name, *SHORT_RUNS[name], *picture)
 

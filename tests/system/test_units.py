@@ -84,8 +84,12 @@ def test_the_allocators_settings_are_those_of_the_daemon(monkeypatch: pytest.Mon
     (line,) = re.findall(r"^Environment=(MALLOC_.*)$", (UNITS / "producerd.service").read_text(), re.MULTILINE)
     of_the_unit = dict(each.split("=") for each in line.split())
     of_the_daemon: dict[int, int] = {}
-    libc = SimpleNamespace(mallopt=lambda number, value: of_the_daemon.update({number: value}) or 1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+
+    def mallopt(number: int, value: int) -> int:
+        of_the_daemon[number] = value
+        return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
     for name in MALLOPT:
         monkeypatch.delenv(name, raising=False)
     assert allocator.configure()

@@ -191,6 +191,8 @@ def test_resharding_refuses_what_the_service_refuses() -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("SplitShard", {"ShardToSplit": SHARDS[0], "NewStartingHashKey": "5"}),
         ("SplitShard", {"ShardToSplit": SHARDS[1], "NewStartingHashKey": "5"}),
+        ("SplitShard", {"ShardToSplit": SHARDS[1], "NewStartingHashKey": str(HASH_END // 4)}),
+        ("SplitShard", {"ShardToSplit": SHARDS[1], "NewStartingHashKey": str(HASH_END // 2)}),
         ("MergeShards", {"ShardToMerge": SHARDS[1], "AdjacentShardToMerge": SHARDS[3]}),
     ]
     for action, request in refused:
