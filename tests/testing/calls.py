@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -78,3 +81,16 @@ def refusal(call: Any, **request: Any) -> Any:
     with pytest.raises(ClientError) as caught:
         call(**request)
     return caught.value.response
+
+
+async def opened(server: FakeServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A bare connection to a server on the test's own loop."""
+    context = server.certificate and ssl.create_default_context(cafile=server.certificate)
+    return await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port, ssl=context)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the condition is met; the time-out is for a test that fails."""
+    async with asyncio.timeout(10.0):
+        while not condition():  # noqa: ASYNC110 - the server has no event for its counters
+            await asyncio.sleep(0)

@@ -23,8 +23,8 @@ import pytest
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from producerd.testing import FakeKinesis, Fault
-from producerd.testing.fake_kinesis import FakeServer, kinesis_of, main, serve, serve_in_thread
-from tests.testing.calls import SHARDS, client_of, refusal, service
+from producerd.testing.fake_kinesis import kinesis_of, main, serve, serve_in_thread
+from tests.testing.calls import SHARDS, client_of, opened, refusal, service, until
 
 PUT = (
     b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: Kinesis_20131202.PutRecords\r\nContent-Length: 70\r\n\r\n"
@@ -192,17 +192,6 @@ def test_what_keeps_the_server_from_starting_is_raised_to_the_caller() -> None:
         second = serve_in_thread(FakeKinesis(), port=urlsplit(server.url).port or 0)
         with pytest.raises(OSError, match="address already in use"), second:
             pass
-
-
-async def opened(server: FakeServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
-
-
-async def until(condition: Any) -> None:
-    """Let the loop turn until it holds; the time-out is for a test that fails."""
-    async with asyncio.timeout(10.0):
-        while not condition():  # noqa: ASYNC110 - the server has no event for its counters
-            await asyncio.sleep(0)
 
 
 async def test_a_reset_is_a_real_one() -> None:

@@ -8,14 +8,14 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
 from producerd.testing.fake_kinesis import FakeServer, serve, serve_in_thread
 from producerd.testing.uplink import Uplink
-from tests.testing.calls import entry, service
+from tests.testing.calls import entry, opened, service, until
 
 overTLS = pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])  # noqa: N816
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: Kinesis_20131202.PutRecords\r\nContent-Length: %d\r\n\r\n"
@@ -26,11 +26,6 @@ KERNEL_BYTES = 5_000_000
 def put_request(entries: int, size: int) -> bytes:
     body = json.dumps({"StreamName": "s", "Records": [entry(data=bytes(size))] * entries}).encode()
     return HEAD % len(body) + body
-
-
-async def opened(server: FakeServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    context = server.certificate and ssl.create_default_context(cafile=server.certificate)
-    return await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port, ssl=context)
 
 
 async def status(reader: asyncio.StreamReader) -> bytes:
@@ -65,12 +60,6 @@ async def other_calls(server: FakeServer, count: int = 50) -> None:
         writer.write(b"GET /_fake/counters HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await status(reader) == b"HTTP/1.1 200 OK"
     writer.transport.abort()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
-        while not condition():  # noqa: ASYNC110 - the server has no event for its counters
-            await asyncio.sleep(0)
 
 
 async def test_all_connections_share_one_line() -> None:
