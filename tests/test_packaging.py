@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,15 +16,7 @@ from tests.daemon import CREDENTIALS, QUICK, START_SECONDS, directory, until
 from tests.licences import rows
 from tests.locked import locked
 from tools import ROOT
-from tools.packaging import (
-    WHEEL_SIDE,
-    copy_without_modes,
-    write_sbom,
-    write_wheels,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tools.packaging import WHEEL_SIDE, copy_without_modes, write_sbom, write_wheels
 
 pytestmark = pytest.mark.slow
 
@@ -39,23 +30,24 @@ print(spark_client.__file__, *sorted(name for name in loaded if not name.startsw
 """
 
 
-@pytest.fixture
-def bare_python(tmp_path: Path) -> Path:
-    """An interpreter with the standard library alone."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    return tmp_path / "bare" / "bin" / "python"
+def environment(folder: Path) -> Path:
+    """A new interpreter with the standard library alone."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin/python"
 
 
-@pytest.fixture
-def pip(bare_python: Path) -> Callable[..., None]:
-    """A command of the pip that ./dev itself used, for `bare_python`."""
+def pip(python: Path, command: str, *arguments: str) -> None:
+    """Run the pip that ./dev itself used, for an interpreter."""
+    own = [os.path.realpath(sys.executable), "-m", "pip", "--python", str(python)]
+    subprocess.run([*own, command, "--quiet", "--disable-pip-version-check", *arguments], check=True, timeout=300)
 
-    def run(command: str, *arguments: str) -> None:
-        pip = [os.path.realpath(sys.executable), "-m", "pip", "--python", str(bare_python)]
-        quietly = ["--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, command, *quietly, *arguments], check=True, timeout=300)
 
-    return run
+@pytest.fixture(scope="module")
+def bare_python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with the standard library and the wheel."""
+    python = environment(tmp_path_factory.mktemp("bare"))
+    pip(python, "install", "--no-index", str(dist / f"producerd-{__version__}-py3-none-any.whl"))
+    return python
 
 
 def ask(python: Path, code: str, **env: str) -> str:
@@ -65,10 +57,7 @@ def ask(python: Path, code: str, **env: str) -> str:
 
 
 @pytest.mark.promise("wheel-installs-bare")
-def test_the_wheel_installs_bare_and_the_client_imports(
-    dist: Path, bare_python: Path, pip: Callable[..., None]
-) -> None:
-    pip("install", "--no-index", str(dist / f"producerd-{__version__}-py3-none-any.whl"))
+def test_the_wheel_installs_bare_and_the_client_imports(bare_python: Path) -> None:
     where, *loaded = ask(bare_python, IMPORT_CLIENT).split()
     assert where.startswith(str(bare_python.parent.parent))
     assert loaded == ["producerd", "spark_client"]
@@ -111,18 +100,15 @@ def test_the_wheel_holds_the_packages_their_types_and_the_licence_and_nothing_el
     assert not [name for name in names if name.startswith(("producerd/demo", "producerd/testing"))]
 
 
-def test_the_demos_wheel_adds_the_demo_and_the_kinesis_in_memory(
-    dist: Path, bare_python: Path, pip: Callable[..., None]
-) -> None:
+def test_the_demos_wheel_adds_the_demo_and_the_kinesis_in_memory(dist: Path, bare_python: Path) -> None:
     def demo() -> tuple[int, str]:
         command = [str(bare_python.with_name("producerd")), "demo"]
         done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stderr
 
-    pip("install", "--no-index", str(dist / f"producerd-{__version__}-py3-none-any.whl"))
     without = f"the demo is in a wheel of its own: install producerd_demo-{__version__}"
     assert demo() == (78, f"producerd: configuration: {without}\n")
-    pip("install", "--no-index", "--no-deps", str(dist / f"producerd_demo-{__version__}-py3-none-any.whl"))
+    pip(bare_python, "install", "--no-index", "--no-deps", str(dist / f"producerd_demo-{__version__}-py3-none-any.whl"))
     code, said = demo()
     assert code == 78
     assert said.endswith('is missing: pip install "producerd[demo]"\n')
@@ -148,18 +134,17 @@ def test_the_same_tree_gives_the_same_wheels_in_another_folder_with_other_modes(
 
 
 @pytest.mark.promise("daemon-runs-extra-alone")
-def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
-    dist: Path, bare_python: Path, pip: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(dist: Path, tmp_path: Path) -> None:
     """From a folder of wheels, as install.md has it; then `check`, `serve`, `producerctl status`, a good end.
 
     The bill of materials names what is there, in the versions of the lock.
     """
+    python = environment(tmp_path / "own")
     (tmp_path / "locked.txt").write_text(locked())
     wheel, wheelhouse = f"{dist}/producerd-{__version__}-py3-none-any.whl", str(tmp_path / "wheelhouse")
-    pip("download", "--dest", wheelhouse, "--constraint", str(tmp_path / "locked.txt"), f"{wheel}[daemon]")
-    pip("install", "--no-compile", "--no-index", "--find-links", wheelhouse, "producerd[daemon]")
-    names = ask(bare_python, "import importlib.metadata as m; print(*{d.name.lower() for d in m.distributions()})")
+    pip(python, "download", "--dest", wheelhouse, "--constraint", str(tmp_path / "locked.txt"), f"{wheel}[daemon]")
+    pip(python, "install", "--no-compile", "--no-index", "--find-links", wheelhouse, "producerd[daemon]")
+    names = ask(python, "import importlib.metadata as m; print(*{d.name.lower() for d in m.distributions()})")
     of_daemon = {name for name, (_, extra) in rows().items() if extra == "daemon"}
     assert {name.replace("_", "-") for name in names.split()} == {"producerd", *of_daemon}
 
@@ -170,7 +155,7 @@ def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
 
         def run(command: str, *arguments: str) -> str:
             done = subprocess.run(
-                [bare_python.with_name(command), *arguments],
+                [python.with_name(command), *arguments],
                 cwd="/",
                 env=env,
                 capture_output=True,
@@ -183,7 +168,7 @@ def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
         assert f"socket: {folder}/d.sock" in run("producerd", "check", *sets)
         with (folder / "log").open("wb") as log:
             daemon = subprocess.Popen(
-                [bare_python.with_name("producerd"), "serve", *sets], cwd="/", env=env, stdout=log, stderr=log
+                [python.with_name("producerd"), "serve", *sets], cwd="/", env=env, stdout=log, stderr=log
             )
         said = (folder / "log").read_text
         try:
@@ -197,7 +182,7 @@ def test_the_daemon_runs_on_its_extra_alone_and_installs_without_an_index(
             daemon.wait()
         assert "Warning" not in said()
 
-    assert write_sbom(bare_python, tmp_path / "sbom.json", __version__) == 0
+    assert write_sbom(python, tmp_path / "sbom.json", __version__) == 0
     bill = json.loads((tmp_path / "sbom.json").read_text())
     assert bill["metadata"]["component"]["version"] == __version__
     named = {f"{each['name'].lower().replace('_', '-')}=={each['version']}" for each in bill["components"]}
