@@ -47,9 +47,12 @@ class EmrNode:
         _write(self.machine.root / "usr/local/bin/aws", AWS, 0o755)
         _write(self.machine.root / "usr/local/bin/dnf", DNF, 0o755)
         self._s3.mkdir()
-        shutil.copy(ROOT / "deploy/emr/bootstrap.sh", self.machine.root / "srv")
         self.machine.run("mv /usr/bin/python3.11 /usr/bin/python3.spark")
         self.machine.run("ln --symbolic --force python3.spark /usr/bin/python3")
+
+    def copy_script(self) -> None:
+        """Bring the script, in the place of one that a test has changed."""
+        shutil.copy(ROOT / "deploy/emr/bootstrap.sh", self.machine.root / "srv")
 
     def restore(self) -> None:
         """Make it what it was before."""

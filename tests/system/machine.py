@@ -26,7 +26,13 @@ from tests.spark.service import Kinesis
 DEPLOY: Final = ROOT / "deploy/systemd"
 NEEDED: Final = ("podman", "runc", "mmdebstrap", "nsenter")
 RELEASE, ITS_PYTHON = "bookworm", (3, 11)
-PACKAGES: Final = "systemd,systemd-sysv,dbus,sudo,python3-minimal,libpython3-stdlib"
+PACKAGES: Final = (
+    *("python3-minimal", "libpython3-stdlib"),
+    *("systemd", "systemd-sysv", "dbus", "sudo"),  # the machine's
+    *("python3-venv", "ca-certificates"),  # those of the image's base
+)
+EXCLUDED: Final = ("doc", "locale", "man")
+"""Folders of /usr/share that the images of Debian do not have."""
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 SYSTEM_SECONDS: Final = 4 * PATIENCE_SECONDS
 COMMAND: Final = """\
@@ -184,12 +190,9 @@ class Machine:
         assert self.run("systemctl list-units --all --no-legend --plain producerd*") == ""
 
 
-class NotMade(Exception):
-    """Debian's packages did not come."""
-
-
 @contextlib.contextmanager
-def machine() -> Iterator[Machine]:
+def machine(debian: Path) -> Iterator[Machine]:
+    """A machine whose file system is that of `bootstrap`."""
     folder = Path(tempfile.mkdtemp(prefix="producerd-system-"))
     podman = f"podman --storage-driver vfs --root {folder}/storage --runroot {folder}/run"
     podman += f" --runtime {shutil.which('runc')} --cgroup-manager=cgroupfs"
@@ -203,7 +206,8 @@ def machine() -> Iterator[Machine]:
         packages = Path(pyarrow.__file__).parents[1]
         mounts = {ROOT: "/mnt/source", packages: "/mnt/packages", commands.parent: "/mnt/commands"}
         shown = " ".join(f"-v {path}:{place}:ro" for path, place in mounts.items())
-        bootstrap(folder / "rootfs", PACKAGES)
+        (folder / "rootfs").mkdir()
+        _run(f"tar --extract --numeric-owner --xattrs --file={debian} --directory={folder}/rootfs")
         run = f"{podman} run -d --name machine {PRIVILEGES} {shown} --rootfs {folder}/rootfs /sbin/init"
         _run(run)
         made = Machine(int(_run(f"{podman} inspect -f {{{{.State.Pid}}}} machine")))
@@ -219,13 +223,19 @@ def machine() -> Iterator[Machine]:
         shutil.rmtree(folder)
 
 
-def bootstrap(target: Path, packages: str, *options: str) -> None:
-    """Make a file system of Debian's packages, as a folder or a tar.  Raise `NotMade`."""
+class NotMade(Exception):
+    """Debian's packages did not come."""
+
+
+def bootstrap(target: Path) -> None:
+    """Make a tar of a file system of `PACKAGES`.  Raise `NotMade`."""
     lists = [
         path for name in ("sources.list", "sources.list.d/debian.sources") if (path := Path("/etc/apt", name)).exists()
     ]
-    what = ["--variant=minbase", f"--include={packages}", *options, RELEASE, str(target), *map(str, lists[:1])]
-    done = subprocess.run(["mmdebstrap", *what], capture_output=True, text=True, timeout=300)
+    options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    options += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED]
+    command = ["mmdebstrap", *options, RELEASE, str(target), *map(str, lists[:1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     if done.returncode:
         raise NotMade(done.stderr.strip().splitlines()[-1])
 

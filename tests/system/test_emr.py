@@ -1,7 +1,9 @@
-"""deploy/emr/bootstrap.sh on a node with a real systemd.  test_emr_bundle.py has a real bundle."""
+"""deploy/emr/bootstrap.sh on a node with a real systemd: with a light bundle, and with one of the build."""
 
 from __future__ import annotations
 
+import platform
+import shlex
 import time
 from pathlib import Path
 
@@ -16,6 +18,13 @@ from tests.system.machine import DEPLOY, missing
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
 REGION = "us-east-1"
 ENVIRONMENTS = "find /opt -maxdepth 1 -name producerd-*"
+SEND = """\
+import sys
+from spark_client import KinesisClient
+print(sys.modules["spark_client"].__file__)
+with KinesisClient("flights") as client:
+    client.put("from yarn", "key").result(30)
+"""
 
 
 def used(emr: EmrNode) -> str:
@@ -159,3 +168,24 @@ def test_uninstalling_leaves_nothing_and_may_be_repeated(emr: EmrNode, bundle: s
     emr.machine.assert_nothing_is_left()
     assert emr.machine.run("getent passwd producerd", codes=(2,)) == ""
     emr.bootstrap("--uninstall")
+
+
+@pytest.mark.promise("bundle-build-makes-node")
+def test_a_bundle_of_the_build_makes_a_node_on_which_executors_can_send(
+    emr: EmrNode, kinesis: Kinesis, dist_with_pex: Path
+) -> None:
+    (made,) = dist_with_pex.glob(f"producerd-*-emr-{platform.machine()}.tar")
+    emr.give_credentials()
+    emr.bootstrap(emr.upload(made), REGION, f"endpoint_url={kinesis.url}", "streams.flights.linger_seconds=0.01")
+    emr.machine.run("useradd --system --gid yarn yarn")  # EMR does so later
+    try:
+        where = emr.machine.run(shlex.join(["runuser", "-u", "yarn", "--", "python3", "-c", SEND]))
+    finally:
+        emr.machine.run("userdel yarn")
+    assert where.startswith("/opt/producerd-")
+    assert "/client.zip/" in where
+    assert kinesis.data("flights") == [b"from yarn"]
+    emr.machine.run(shlex.join(["runuser", "-u", "nobody", "--", "python3", "-c", SEND]), codes=(1,))
+    assert "flights" in emr.machine.run("/opt/producerd/bin/producerctl status")
+    compiled = "opt/producerd-*/lib/python3.11/site-packages/producerd/runtime/__pycache__/app.*.pyc"
+    assert list(emr.machine.root.glob(compiled)), "the unit may not write there, and would compile at each start"

@@ -26,13 +26,12 @@ from tests.licences import rows
 from tests.spark.jvm import short_jvm
 from tests.spark.service import Kinesis, fake_kinesis
 from tests.system.load import Load
-from tests.system.machine import SYSTEM_SECONDS, NotMade, bootstrap, missing
+from tests.system.machine import SYSTEM_SECONDS, missing
 from tools.environments import OWN, variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 BASE: Final = "docker.io/library/python:3.11-slim-bookworm"
-PACKAGES: Final = "python3-minimal,libpython3-stdlib,python3-venv,ca-certificates"
 OURS_AT_MOST: Final = 220_000_000
 """Size of what the image adds to its base.  Of the 350 MB that the image may have, it leaves 130 to the base."""
 UID: Final = 9474
@@ -40,10 +39,7 @@ SHELLS: Final = ("/usr/bin/sh", "/usr/bin/dash", "/usr/bin/bash")
 # As docs/operate/containers.md has it.  The network is this machine's, where the fake Kinesis is.
 HARDENED: Final = "--read-only --cap-drop=all --security-opt=no-new-privileges --network=host"
 LIMITS: Final = "--ulimit nofile=4096:4096 --ulimit nproc=4096:4096"  # no engine may raise what this machine allows
-EXCLUDED: Final = ("doc", "locale", "man")
-"""Folders of /usr/share that the images of Debian do not have."""
 BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
-
 
 LIST: Final = """
 import importlib.metadata, sysconfig
@@ -107,18 +103,12 @@ class Container:
 
 
 @pytest.fixture(scope="module")
-def engine(tree: Path, dist: Path) -> Iterator[Engine]:
+def engine(tree: Path, dist: Path, debian: Path) -> Iterator[Engine]:
     """An engine that has the image, made of a copy of this tree and of the wheel in its dist/."""
     folder = Path(tempfile.mkdtemp(prefix="producerd-image-"))
     try:
         engine = Engine(folder)
-        try:
-            bootstrap(
-                folder / "base.tar", PACKAGES, *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED)
-            )
-        except NotMade as error:
-            pytest.skip(f"no base could be made of Debian's packages: {error}")
-        engine.run(f"import --quiet {folder}/base.tar {BASE}")
+        engine.run(f"import --quiet {debian} {BASE}")
         trust = " ".join(f"-v {path}:{path}:ro --env=PIP_CERT={path}" for path in BUNDLES if Path(path).exists())
         what = f"-f {tree}/deploy/container/Dockerfile -t producerd --build-arg VERSION={__version__} {tree}"
         engine.run(f"build --quiet --layers=false --isolation=chroot --pull=never --format=docker {trust} {what}")
