@@ -61,6 +61,7 @@ def absent_keys(stage: Stage) -> None:
     _take_away(stage, keys)
     stage.start_daemon()
     stage.wait(30, 2)
+    wait_for(lambda: "credentials failed" in stage.daemon.log)
     stage.must(Law.CALM, "credentials failed" in stage.daemon.log, "the log does not say that credentials failed")
     _told_only(stage, "CREDENTIALS", "PREDECESSOR_FAILED")
     accept(stage.service, keys.rotate())
