@@ -1,4 +1,4 @@
-"""The pictures and figures of backpressure in the documents are those of the data beside them."""
+"""The documents show the pictures and figures of backpressure that its recorded data give."""
 
 from __future__ import annotations
 

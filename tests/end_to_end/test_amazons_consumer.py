@@ -186,7 +186,7 @@ def test_of_10_000_mutants_each_is_taken_split_or_refused_as_it_takes_it() -> No
     found = [verdicts.verdict(*each) for each in handed]
     assert verdicts.disagreements(made, found) == []
     kinds = Counter(each if isinstance(each, str) else bool(each) for each in found)
-    assert min(kinds.values()) > 200, kinds
+    assert min(kinds.values()) > 150, kinds
     split = verdicts.to_split(made, found)
     parts, numbers = verdicts.split_up(mutant.payload for mutant, _ in split)
     read: dict[int, list[UserRecord]] = defaultdict(list)

@@ -28,8 +28,8 @@ NEEDED: Final = ("podman", "runc", "mmdebstrap", "nsenter")
 RELEASE, ITS_PYTHON = "bookworm", (3, 11)
 PACKAGES: Final = (
     *("python3-minimal", "libpython3-stdlib"),
-    *("systemd", "systemd-sysv", "dbus", "sudo"),  # the machine's
-    *("python3-venv", "ca-certificates"),  # those of the image's base
+    *("systemd", "systemd-sysv", "dbus", "sudo"),  # for the machine
+    *("python3-venv", "ca-certificates"),  # for the base of the image
 )
 EXCLUDED: Final = ("doc", "locale", "man")
 """Folders of /usr/share that the images of Debian do not have."""
@@ -192,7 +192,7 @@ class Machine:
 
 @contextlib.contextmanager
 def machine(debian: Path) -> Iterator[Machine]:
-    """A machine whose file system is that of `bootstrap`."""
+    """A machine with the file system of `bootstrap`, from its tar."""
     folder = Path(tempfile.mkdtemp(prefix="producerd-system-"))
     podman = f"podman --storage-driver vfs --root {folder}/storage --runroot {folder}/run"
     podman += f" --runtime {shutil.which('runc')} --cgroup-manager=cgroupfs"
