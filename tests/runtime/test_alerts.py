@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from producerd.runtime.metrics import NEVER_STORED
-from tests.runtime.alert_fleet import DEAD_STS, NODES, OUTAGE, STEADY, Fired, Fleet, alerts
-
-GONE: Final = "1x90 _x300"
-IDLE: Final = {
-    "queue_records": f"0{STEADY}",
-    "queue_oldest_record_age_seconds": f"0{STEADY}",
-    "ingest_records_total": f"5{STEADY}",
-    "delivered_records_total": f"5{STEADY}",
-    "delivery_latency_seconds_count": f"5{STEADY}",
-    "delivery_latency_seconds_bucket": f"5{STEADY}",
-}
-"""What a node shows of a stream that it does not use."""
-SICK: Final = {
-    "down": {"up": f"0{STEADY}"},
-    "restarts": {"process_start_time_seconds": f"0+240{STEADY}"},
-    "memory": {"process_resident_memory_bytes": f"99{STEADY}"},
-    "socket": {"ready": f"0{STEADY}"},
-    "refused": {"stream_up": f"0{STEADY}"},
-    "stuck": {"queue_oldest_record_age_seconds": f"0+60{STEADY}"},
-    "credentials": {"credentials_expiry_timestamp_seconds": f"4000{STEADY}"},
-    "failing": {"failed_records_total": f"0+600{STEADY}", "delivered_records_total": f"5{STEADY}"},
-}
-"""What a node shows that has a trouble for hours."""
-PAGES: Final = {
-    "down": ["ProducerdDaemonsDown a"],
-    "restarts": ["ProducerdRestarts a"],
-    "memory": ["ProducerdMemoryNearLimit a"],
-    "socket": ["ProducerdNobodyCanConnect a"],
-    "refused": ["ProducerdStreamRefused a flights"],
-    "stuck": ["ProducerdRecordsStuck a flights"],
-    "credentials": ["ProducerdCredentialsExpire a flights"],
-    "failing": ["ProducerdFailedBurn a flights", "ProducerdRecordsFailed a flights"],
-}
+from tests.runtime.alert_fleet import DEAD_STS, NODES, OUTAGE, STEADY, Fleet, fired_at, together
 
 pytestmark = [
     pytest.mark.system,
@@ -49,68 +18,187 @@ pytestmark = [
 ]
 
 
-def test_a_healthy_fleet_is_silent(tmp_path: Path) -> None:
-    assert alerts(tmp_path, Fleet()) == Fired([], [])
+class Case(NamedTuple):
+    """Fleets, and what fires: "MINUTES: page NAME, ticket NAME; ...", with each name without "Producerd".
+
+    Tickets are compared where there is one, or "no ticket" or "nothing".
+    """
+
+    expected: str
+    fleets: tuple[Fleet, ...]
 
 
-@pytest.mark.promise("typing-error-user-node")
-def test_a_typing_error_of_a_user_on_one_node_pages_nobody(tmp_path: Path) -> None:
-    fleet = (
-        Fleet()
-        .also(f'producerd_stream_up{{stream="{NEVER_STORED}"}}', f"0{STEADY}")
-        .also(f'producerd_queue_records{{stream="{NEVER_STORED}"}}', f"7{STEADY}")
-        .also(f'producerd_ingest_records_total{{stream="{NEVER_STORED}"}}', f"0+9{STEADY}")
-        .also(f'producerd_delivered_records_total{{stream="{NEVER_STORED}"}}', f"0{STEADY}")
-        .also(f'producerd_failed_records_total{{stream="{NEVER_STORED}", reason="STREAM_NOT_FOUND"}}', f"0+9{STEADY}")
-    )
-    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
+def case(expected: str, *fleets: Fleet) -> Case:
+    return Case(expected, fleets)
 
 
-@pytest.mark.promise("streams-settings-page")
-@pytest.mark.parametrize(("trouble", "page"), [("refused", "StreamRefused"), ("stuck", "RecordsStuck")])
-def test_streams_without_settings_page_from_a_quarter_of_all_nodes_on(tmp_path: Path, trouble: str, page: str) -> None:
-    """A misspelt name is on fewer; an outage that begins before anything is stored is on all."""
-    for share in (0.225, 0.25, 1.0):
-        fleet = Fleet(stream=NEVER_STORED).on(1.0, **IDLE)
-        fleet.on(share, **dict.fromkeys(IDLE, f"200{STEADY}") | SICK[trouble])
-        ticket = Fired([], [f"ProducerdNodesInTrouble a {trouble}"])
-        assert alerts(tmp_path, fleet) == (
-            Fired([f"Producerd{page} a {NEVER_STORED}"], []) if share >= 0.25 else ticket
-        )
+def cases(given: dict[str, Case]) -> Callable[..., Any]:
+    return pytest.mark.parametrize("case", given.values(), ids=given)
 
 
-@pytest.mark.promise("streams-settings-page")
-def test_a_misspelt_name_on_one_node_of_two_pages_nobody(tmp_path: Path) -> None:
-    fleet = Fleet(nodes=2, stream=NEVER_STORED).on(0.5, **SICK["refused"])
-    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a refused"])
+def check(tmp_path: Path, case: Case) -> None:
+    expected = {minutes: words for minutes, _, words in (each.partition(": ") for each in case.expected.split("; "))}
+    fired = fired_at(tmp_path, *case.fleets, at=[f"{minute}m" for minute in " ".join(expected).split()])
+    for minutes, words in expected.items():
+        told = together(fired, [f"{minute}m" for minute in minutes.split()])
+        named = [word.partition(" ")[::2] for word in words.split(", ")]
+        assert told.pages == [f"Producerd{name}" for kind, name in named if kind == "page"]
+        if "ticket" in words or words == "nothing":
+            assert told.tickets == [f"Producerd{name}" for kind, name in named if kind == "ticket"]
 
 
-@pytest.mark.promise("typing-error-user-node")
-def test_a_rolling_restart_pages_nobody(tmp_path: Path) -> None:
+def steady(**values: object) -> dict[str, str]:
+    return {name: f"{value}{STEADY}" for name, value in values.items()}
+
+
+GONE: Final = "1x90 _x300"
+IDLE: Final = steady(
+    queue_records=0,
+    queue_oldest_record_age_seconds=0,
+    ingest_records_total=5,
+    delivered_records_total=5,
+    delivery_latency_seconds_count=5,
+    delivery_latency_seconds_bucket=5,
+)
+"""What a node shows of a stream that it does not use."""
+SICK: Final = {
+    "down": steady(up=0),
+    "restarts": steady(process_start_time_seconds="0+240"),
+    "memory": steady(process_resident_memory_bytes=99),
+    "socket": steady(ready=0),
+    "refused": steady(stream_up=0),
+    "stuck": steady(queue_oldest_record_age_seconds="0+60"),
+    "credentials": steady(credentials_expiry_timestamp_seconds=4000),
+    "failing": steady(failed_records_total="0+600", delivered_records_total=5),
+}
+"""What a node shows that has a trouble for hours."""
+PAGES: Final = {
+    "down": ["DaemonsDown a"],
+    "restarts": ["Restarts a"],
+    "memory": ["MemoryNearLimit a"],
+    "socket": ["NobodyCanConnect a"],
+    "refused": ["StreamRefused a flights"],
+    "stuck": ["RecordsStuck a flights"],
+    "credentials": ["CredentialsExpire a flights"],
+    "failing": ["FailedBurn a flights", "RecordsFailed a flights"],
+}
+
+
+@pytest.mark.promise("trouble-pages-twentieth")
+@pytest.mark.parametrize("trouble", SICK)
+def test_a_trouble_pages_from_a_twentieth_of_the_nodes_on_and_is_a_ticket_of_one(tmp_path: Path, trouble: str) -> None:
+    """In b of one node of 40, and in c only four of 40 use the stream.  That node fails one record in a hundred."""
+    uses = {**dict.fromkeys(IDLE, f"0+600{STEADY}"), **steady(queue_oldest_record_age_seconds=1)}
+    one = {**SICK, "failing": steady(failed_records_total="0+6")}[trouble]
+    fleets = [
+        Fleet().on(0.05, **SICK[trouble]),
+        Fleet("b", nodes=40).on(0.025, **one),
+        Fleet("c", nodes=40).on(1.0, **IDLE).on(0.1, **uses).on(0.025, **one),
+    ]
+    told = together(fired_at(tmp_path, *fleets, at=["120m"]), ["120m"])
+    assert told.pages == [f"Producerd{name}" for name in PAGES[trouble]]
+    expected = [f"ProducerdNodesInTrouble {cluster} {trouble}" for cluster in "bc"]
+    assert [name for name in told.tickets if "Slowly" not in name] == expected
+
+
+# ---- ordinary days
+
+
+def misspelt() -> Fleet:
+    fleet = Fleet()
+    for name, values in {
+        "stream_up": "0",
+        "queue_records": "7",
+        "ingest_records_total": "0+9",
+        "delivered_records_total": "0",
+    }.items():
+        fleet.also(f'producerd_{name}{{stream="{NEVER_STORED}"}}', values + STEADY)
+    failed = f'producerd_failed_records_total{{stream="{NEVER_STORED}", reason="STREAM_NOT_FOUND"}}'
+    return fleet.also(failed, f"0+9{STEADY}")
+
+
+def restarted() -> Fleet:
     """A batch of a tenth after the other, each of which is gone for 400 seconds."""
     fleet = Fleet()
     for node in range(NODES):
-        down = 60 + 7 * (node // 4)
-        fleet.changed["up", node] = f"1x{down - 1} 0x6 1x200"
-        fleet.changed["ready", node] = f"1x{down - 1} 0x6 1x200"
-        fleet.changed["delivered_records_total", node] = f"0+600x{down} 0+600x200"
-        fleet.changed["ingest_records_total", node] = f"0+600x{down} 0+600x200"
-    assert alerts(tmp_path, fleet, at=("65m", "80m", "100m", "120m")).pages == []
+        down = 60 + 7 * (node // 2)
+        for name in ("up", "ready"):
+            fleet.changed[name, node] = f"1x{down - 1} 0x6 1x200"
+        for name in ("delivered_records_total", "ingest_records_total"):
+            fleet.changed[name, node] = f"0+600x{down} 0+600x200"
+    return fleet
 
 
-@pytest.mark.promise("targets-gone-noticed")
-def test_a_nightly_scale_in_pages_nobody(tmp_path: Path) -> None:
-    """Most nodes of a cluster go while its jobs write, and all of an idle one.  They answer no scrape for 6 minutes."""
-    goes = "1x83 0x6 stale"
-    idle = {"ingest_records_total": "0+600x70 42000x20 stale", "queue_records": "9x70 0x20 stale"}
-    most, all_of_them = Fleet().on(0.75, up=goes), Fleet("b").on(1.0, up=goes, **idle)
-    fired = alerts(tmp_path, most, all_of_them, at=("85m", "90m", "95m", "100m", "120m"))
-    assert fired == Fired([], ["ProducerdDaemonsFewer a", "ProducerdDaemonsFewer b"])
+def too_large() -> Fleet:
+    reason = 'stream="flights", reason="RECORD_TOO_LARGE"'
+    fleet = Fleet()
+    for name in ("failed_records_total", "ingest_rejected_records_total"):
+        fleet.also(f"producerd_{name}{{{reason}}}", "0x115 1x200")
+    return fleet
 
 
-@pytest.mark.promise("pods-live-minutes-cannot")
-def test_pods_that_live_for_minutes_and_cannot_be_scraped_page(tmp_path: Path) -> None:
-    """Two at a time, for five minutes each: all are targets, or in b only kube-state-metrics sees them."""
+PAUSED: Final = steady(
+    stream_paused=1,
+    stream_up=0,
+    queue_oldest_record_age_seconds="0+60",
+    delivered_records_total=0,
+    delivery_latency_seconds_count=0,
+    delivery_latency_seconds_bucket=0,
+) | {"ingest_records_total": "0+600x10 6000x130"}
+QUIET: Final = steady(ingest_records_total="0+0.1", delivered_records_total="0+0.1")
+LATE_TWICE: Final = {
+    "delivery_latency_seconds_count": "0x110 5x4 10x9",
+    "delivery_latency_seconds_bucket": "0x110 4x4 8x9",
+}
+
+
+@pytest.mark.promise("typing-error-user-node", "paused-stream-node-ticket")
+@cases(
+    {
+        "a healthy fleet": case("120: nothing", Fleet()),
+        "a typing error of a user on one node": case("120: ticket NodesInTrouble a refused", misspelt()),
+        "a rolling restart": case("65 80 100 120: no page", restarted()),
+        "a record that is too large": case("120: no page", too_large()),
+        "a refused stream that is paused on every node": case(
+            "120: ticket StreamPaused a flights", Fleet().on(1.0, **PAUSED)
+        ),
+        "a refused stream with old records that is paused on one node": case(
+            "120: ticket StreamPaused a flights",
+            Fleet(nodes=40).on(0.025, **steady(stream_paused=1), **SICK["stuck"], **SICK["refused"]),
+        ),
+        "a failed record of a stream that stores 20 records in 10 minutes": case(
+            "115 120: no page", Fleet().on(1.0, **QUIET).on(0.05, failed_records_total="0x110 1x300")
+        ),
+        "two late records of the ten that a node of five sends once": case(
+            "120: no page", Fleet(nodes=5).on(1.0, **IDLE).on(0.2, **LATE_TWICE)
+        ),
+        "a refusal of last night that nothing has tried again": case(
+            "120: nothing", Fleet().on(1.0, **IDLE).on(0.1, **SICK["refused"])
+        ),
+        "a lost node": case(
+            "120: ticket NodesInTrouble a down",
+            Fleet(nodes=40).on(
+                0.025, up="1x60 0x300", **dict.fromkeys(("stream_up", "queue_records", "ready"), "1x60 _x300")
+            ),
+        ),
+    }
+)
+def test_an_ordinary_day_pages_nobody(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
+
+
+# ---- daemons and nodes
+
+
+def come_and_go() -> Fleet:
+    fleet = Fleet(nodes=40)
+    for node in range(11):
+        fleet.changed["up", node] = f"1x{10 + 10 * node} 0x10 1x200"
+    return fleet
+
+
+def short_lived() -> list[Fleet]:
+    """Two pods at a time, for five minutes each: all are targets, or in b only kube-state-metrics sees them."""
     pods, targets, seen = Fleet(nodes=56), Fleet("b", nodes=1), Fleet("c", nodes=2)
     for pod in range(pods.nodes):
         lives = f"_x{pod // 2 * 5} " * (pod > 1)
@@ -118,201 +206,193 @@ def test_pods_that_live_for_minutes_and_cannot_be_scraped_page(tmp_path: Path) -
         running = f'{{container="producerd", pod="{pod}"}}'
         targets.also(f"kube_pod_init_container_status_running{running}", f"{lives}1x4 stale")
     seen.also('kube_pod_container_status_running{container="producerd", pod="0"}', f"1{STEADY}")
-    assert alerts(tmp_path, pods, targets, seen).pages == ["ProducerdDaemonsUnseen a", "ProducerdDaemonsUnseen b"]
+    return [pods, targets, seen]
 
 
-@pytest.mark.promise("typing-error-user-node")
-def test_a_record_that_is_too_large_pages_nobody(tmp_path: Path) -> None:
-    reason = 'stream="flights", reason="RECORD_TOO_LARGE"'
-    fleet = (
-        Fleet()
-        .also(f"producerd_failed_records_total{{{reason}}}", "0x115 1x200")
-        .also(f"producerd_ingest_rejected_records_total{{{reason}}}", "0x115 1x200")
-    )
-    assert alerts(tmp_path, fleet).pages == []
+SCALED_IN: Final = "1x83 0x6 stale"
+"""It answers no scrape for 6 minutes, and then it is not a target any more."""
+IDLE_CLUSTER: Final = {"ingest_records_total": "0+600x70 42000x20 stale", "queue_records": "9x70 0x20 stale"}
 
 
-@pytest.mark.promise("typing-error-user-node")
-def test_a_paused_stream_that_was_refused_pages_nobody(tmp_path: Path) -> None:
-    """On every node, and for hours."""
-    fleet = Fleet().on(
-        1.0,
-        stream_paused=f"1{STEADY}",
-        stream_up=f"0{STEADY}",
-        queue_oldest_record_age_seconds=f"0+60{STEADY}",
-        delivered_records_total=f"0{STEADY}",
-        ingest_records_total="0+600x10 6000x130",
-        delivery_latency_seconds_count=f"0{STEADY}",
-        delivery_latency_seconds_bucket=f"0{STEADY}",
-    )
-    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdStreamPaused a flights"])
+@pytest.mark.promise("targets-gone-noticed", "tenth-targets-gone-ticket", "pods-live-minutes-cannot")
+@cases(
+    {
+        "a nightly scale-in of most nodes, and in b of all, is a ticket": case(
+            "85 90 95 100 120: ticket DaemonsFewer a, ticket DaemonsFewer b",
+            Fleet().on(0.75, up=SCALED_IN),
+            Fleet("b").on(1.0, up=SCALED_IN, **IDLE_CLUSTER),
+        ),
+        "all targets are gone": case("120: page DaemonsAbsent a; 160: no page", Fleet().on(1.0, up=GONE)),
+        "all targets of one cluster are gone, and another stays": case(
+            "120: page DaemonsAbsent a; 160: no page", Fleet().on(1.0, up=GONE), Fleet("b").on(1.0, up="1x300")
+        ),
+        "rules without any daemon are silent": case("120: nothing", Fleet(nodes=0)),
+        "a cluster that gets another name and loses a quarter of its nodes is not absent": case(
+            "100 120 145: no page", Fleet("").on(1.0, up=GONE), Fleet("named", nodes=15).on(1.0, up="_x90 1x300")
+        ),
+        "a cluster vanishes and a small one with three of its names comes": case(
+            "100 120 145: page DaemonsAbsent a",
+            Fleet().on(1.0, up=GONE),
+            Fleet("job", nodes=3).on(1.0, up="_x85 1x300"),
+        ),
+        "a cluster vanishes 20 minutes after it came": case(
+            "100: page DaemonsAbsent a", Fleet().on(1.0, up="_x60 1x20 _x300")
+        ),
+        "more than a tenth gone is a ticket": case(
+            "120: ticket DaemonsFewer a", Fleet(nodes=40).on(0.125, up=GONE), Fleet("b").on(0.1, up=GONE)
+        ),
+        "pods that live for minutes and cannot be scraped page": case(
+            "120: page DaemonsUnseen a, page DaemonsUnseen b", *short_lived()
+        ),
+    }
+)
+def test_targets_that_are_gone_or_never_seen_are_noticed(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
 
 
-def test_a_lost_node_pages_nobody(tmp_path: Path) -> None:
-    gone = dict.fromkeys(("stream_up", "queue_records", "ready"), "1x60 _x300")
-    fleet = Fleet().on(0.025, up="1x60 0x300", **gone)
-    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a down"])
+NOT_FOREVER: Final = steady(clock_offset_seconds=-3600, process_open_fds=930, credential_refreshes_total="0+12") | {
+    "log_lines_lost_total": f"0x80 7{STEADY}"
+}
+EVERY_16_MINUTES: Final = " ".join(str(minute // 16) for minute in range(140))
+GROWS: Final = steady(process_resident_memory_bytes="2e8+1e8", memory_limit_bytes="1e18", memory_needed_bytes="1e9")
 
 
-@pytest.mark.promise("targets-gone-noticed")
-@pytest.mark.parametrize("clusters", [1, 2])
-def test_all_targets_gone_is_noticed(tmp_path: Path, clusters: int) -> None:
-    """For an hour: a cluster that was meant to go does not page all night."""
-    gone = Fleet("a").on(1.0, up=GONE)
-    stays = [Fleet("b").on(1.0, up="1x300")] if clusters == 2 else []
-    fired = alerts(tmp_path, gone, *stays)
-    assert "ProducerdDaemonsAbsent a" in fired.pages
-    assert not [name for name in fired.pages if name.endswith((" b", " b flights"))]
-    hours_later = alerts(tmp_path, gone, *stays, at=("160m",)).pages
-    assert not [name for name in hours_later if "Absent" in name]
+@pytest.mark.promise(
+    "daemons-down-most-time", "daemons-restart-16-minutes", "memory-beyond-settings", "nodes-come-go-trouble"
+)
+@cases(
+    {
+        "all are down for four minutes of five, in step, and up when the rules look": case(
+            "120: page DaemonsDown a", Fleet().on(1.0, up="1 0 0 0 0 " * 30)
+        ),
+        "all are up for four minutes of five, and down when the rules look": case(
+            "120: no page", Fleet().on(1.0, up="0 1 1 1 1 " * 30)
+        ),
+        "two nodes that have come answer after four minutes, and two in b never": case(
+            "65 70: no page; 80: page DaemonsDown b",
+            Fleet().on(0.1, up="_x60 0x4 1x200"),
+            Fleet("b").on(0.1, up="_x60 0x200"),
+        ),
+        "a node is up for a minute in twenty, which the second look meets": case(
+            "90: ticket NodesInTrouble a down; 100: ticket NodesInTrouble a down",
+            Fleet(nodes=40).on(0.025, up=("1 " + "0 " * 19) * 7),
+        ),
+        "nodes come and go, and always another one is down for ten minutes": case("60 90 120: nothing", come_and_go()),
+        "restarts every 16 minutes are a ticket, of one node and in b of all": case(
+            "135: ticket NodesInTrouble a restarts_slowly, ticket NodesInTrouble b restarts_slowly",
+            Fleet(nodes=40).on(0.025, process_start_time_seconds=EVERY_16_MINUTES),
+            Fleet("b").on(1.0, process_start_time_seconds=EVERY_16_MINUTES),
+        ),
+        "restarts that ended an hour ago are over": case(
+            "135: nothing", Fleet().on(1.0, process_start_time_seconds=f"0+240x40 9999{STEADY}")
+        ),
+        "memory grows from 0.2 to 14 GB where no limit is set": case(
+            "120: page MemoryNearLimit a", Fleet().on(1.0, **GROWS)
+        ),
+        "a clock an hour off, lost lines, few files left and failing renewals of half the nodes are tickets": case(
+            "120: ticket NodesInTrouble a clock, ticket NodesInTrouble a files, "
+            "ticket NodesInTrouble a log, ticket NodesInTrouble a renewals",
+            Fleet(nodes=4).on(0.5, **NOT_FOREVER),
+        ),
+        "loops that hang most of the time are a ticket, however many they are": case(
+            "120: ticket NodesInTrouble a busy, ticket NodesInTrouble b busy, ticket NodesInTrouble c busy",
+            *[
+                Fleet(cluster, nodes=40 if share < 0.05 else NODES).on(
+                    share, **steady(event_loop_lag_seconds_sum="0+57")
+                )
+                for cluster, share in {"a": 0.025, "b": 0.05, "c": 0.5}.items()
+            ],
+        ),
+    }
+)
+def test_daemons_that_are_down_or_will_not_last_are_noticed(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
 
 
-@pytest.mark.promise("targets-gone-noticed")
-def test_rules_without_any_daemon_are_silent(tmp_path: Path) -> None:
-    assert alerts(tmp_path, Fleet(nodes=0)) == Fired([], [])
+# ---- streams
 
 
-@pytest.mark.promise("targets-gone-noticed")
-def test_a_cluster_that_gets_another_name_pages_nobody(tmp_path: Path) -> None:
-    """A quarter of its nodes has gone meanwhile."""
-    before, after = Fleet("").on(1.0, up=GONE), Fleet("named", nodes=30).on(1.0, up="_x90 1x300")
-    fired = alerts(tmp_path, before, after, at=("100m", "120m", "145m"))
-    assert [name for name in fired.pages if "Absent" in name] == []
+def unlisted(trouble: str, cluster: str, share: float) -> Fleet:
+    fleet = Fleet(cluster, nodes=40 if cluster == "a" else NODES, stream=NEVER_STORED).on(1.0, **IDLE)
+    return fleet.on(share, **dict.fromkeys(IDLE, f"200{STEADY}") | SICK[trouble])
 
 
-@pytest.mark.promise("targets-gone-noticed")
-def test_a_cluster_that_vanishes_is_noticed_though_a_small_one_comes(tmp_path: Path) -> None:
-    """Three of its 40 instances have names that the lost ones had."""
-    gone, job = Fleet("a").on(1.0, up=GONE), Fleet("job", nodes=3).on(1.0, up="_x85 1x300")
-    assert alerts(tmp_path, gone, job, at=("100m", "120m", "145m")).pages[0] == "ProducerdDaemonsAbsent a"
+@pytest.mark.promise("streams-settings-page")
+@pytest.mark.parametrize(("trouble", "page"), [("refused", "StreamRefused"), ("stuck", "RecordsStuck")])
+def test_streams_without_settings_page_from_a_quarter_of_all_nodes_on(tmp_path: Path, trouble: str, page: str) -> None:
+    """A misspelt name is on fewer; an outage that begins before anything is stored is on all."""
+    fleets = [unlisted(trouble, cluster, share) for cluster, share in {"a": 0.225, "b": 0.25, "c": 1.0}.items()]
+    paging = [f"page {page} {cluster} {NEVER_STORED}" for cluster in "bc"]
+    check(tmp_path, case(f"120: {', '.join(paging)}, ticket NodesInTrouble a {trouble}", *fleets))
 
 
-@pytest.mark.promise("targets-gone-noticed")
-def test_a_cluster_that_vanishes_soon_after_it_came_is_noticed(tmp_path: Path) -> None:
-    """It was there for 20 minutes."""
-    assert "ProducerdDaemonsAbsent a" in alerts(tmp_path, Fleet().on(1.0, up="_x60 1x20 _x300"), at=("100m",)).pages
+REFUSES_EACH_FRAME: Final = steady(ingest_records_total=0, queue_records=0, stream_up=0, refused_records_total="0+600")
+CANNOT_REACH: Final = steady(
+    stream_up=0,
+    queue_records=9000,
+    queue_oldest_record_age_seconds="0+60",
+    backpressure_active_seconds_total="0+60",
+)
+WRITES: Final = dict.fromkeys(IDLE, f"0+600{STEADY}") | steady(queue_records=9, queue_oldest_record_age_seconds=1)
+STOPS: Final = {"delivered_records_total": "0+600x90 54000x300"}
+STORES: Final = Fleet(release="t/a")
+STUCK_TOO: Final = Fleet(release="t/b").on(1.0, **SICK["stuck"], delivered_records_total="9x200")
 
 
-@pytest.mark.promise("tenth-targets-gone-ticket")
-def test_more_than_a_tenth_of_the_targets_gone_is_a_ticket(tmp_path: Path) -> None:
-    assert alerts(tmp_path, Fleet().on(0.125, up=GONE)).tickets == ["ProducerdDaemonsFewer a"]
-    assert alerts(tmp_path, Fleet().on(0.1, up=GONE)).tickets == []
+@pytest.mark.promise(
+    "streams-settings-page", "stream-settings-lost", "nodes-use-stream-hide", "two-releases-node-stream"
+)
+@cases(
+    {
+        "a misspelt name on one node of two is a ticket": case(
+            "120: ticket NodesInTrouble a refused", Fleet(nodes=2, stream=NEVER_STORED).on(0.5, **SICK["refused"])
+        ),
+        "most nodes are refused, without a ticket": case(
+            "120: page StreamRefused a flights, no ticket", Fleet().on(0.9, stream_up="1x90 0x300")
+        ),
+        "no frame is taken where ListShards is denied, and none fails": case(
+            "120: page StreamRefused a flights", Fleet().on(0.9, **REFUSES_EACH_FRAME)
+        ),
+        "the settings lost a stream, and in b one job's name is wrong": case(
+            "120: page StreamsNotOpened a, ticket NodesInTrouble a not_opened, ticket NodesInTrouble b not_opened",
+            Fleet(nodes=40).on(0.1, **steady(refused_opens_total="0+1")),
+            Fleet("b", nodes=40).on(0.075, **steady(refused_opens_total="0+1")),
+        ),
+        "nothing is delivered where no stream is paused": case(
+            "120: page NothingDelivered a flights", Fleet().on(1.0, **STOPS)
+        ),
+        "records are abandoned on one node": case(
+            "120: page RecordsAbandoned a flights", Fleet(nodes=40).on(0.025, discarded_records_total="0x115 40x200")
+        ),
+        "three of the four nodes of 80 that write cannot reach Kinesis": case(
+            "120: page RecordsStuck a flights, page StreamRefused a flights, ticket Backpressure a flights",
+            Fleet(nodes=80).on(1.0, **IDLE).on(0.05, **WRITES).on(0.0375, **IDLE).on(0.0375, **CANNOT_REACH),
+        ),
+        "a small cluster next to a large one with a stream of the same name": case(
+            "120: page NothingDelivered b flights, page StreamRefused b flights",
+            Fleet("a"),
+            Fleet("b", nodes=5).on(1.0, stream_up="1x90 0x300", **STOPS),
+        ),
+        "one of two releases on each node stores, and the other one's stream has stopped": case(
+            "120: page RecordsStuck a flights", STORES, STUCK_TOO
+        ),
+        "one of two releases on each node is paused, and the other one's stream has stopped": case(
+            "120: page RecordsStuck a flights",
+            Fleet(release="t/a").on(1.0, **steady(stream_paused=1)),
+            STUCK_TOO,
+        ),
+    }
+)
+def test_a_stream_that_stops_is_noticed_wherever_it_is(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
 
 
-def test_a_stream_that_most_nodes_are_refused_is_noticed(tmp_path: Path) -> None:
-    fleet = Fleet().on(0.9, stream_up="1x90 0x300")
-    assert alerts(tmp_path, fleet).pages == ["ProducerdStreamRefused a flights"]
+# ---- records that fail
 
 
-def test_a_stream_that_refuses_each_frame_stays_noticed_though_none_is_taken(tmp_path: Path) -> None:
-    """As where ListShards is denied: no record is taken, and none fails."""
-    refusing = {"ingest_records_total": f"0{STEADY}", "queue_records": f"0{STEADY}"}
-    fleet = Fleet().on(0.9, stream_up=f"0{STEADY}", refused_records_total=f"0+600{STEADY}", **refusing)
-    assert alerts(tmp_path, fleet).pages == ["ProducerdStreamRefused a flights"]
-
-
-@pytest.mark.promise("stream-settings-lost")
-def test_a_stream_that_the_settings_lost_pages_and_one_job_s_mistake_does_not(tmp_path: Path) -> None:
-    many, few = (
-        Fleet().on(0.1, refused_opens_total=f"0+1{STEADY}"),
-        Fleet("b").on(0.075, refused_opens_total=f"0+1{STEADY}"),
-    )
-    fired = alerts(tmp_path, many, few)
-    assert fired.pages == ["ProducerdStreamsNotOpened a"]
-    assert "ProducerdNodesInTrouble b not_opened" in fired.tickets
-
-
-def test_nothing_delivered_is_noticed_where_nobody_has_paused(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, delivered_records_total="0+600x90 54000x300")
-    assert alerts(tmp_path, fleet).pages == ["ProducerdNothingDelivered a flights"]
-
-
-@pytest.mark.promise("trouble-pages-twentieth")
-@pytest.mark.parametrize("trouble", SICK)
-def test_a_trouble_pages_from_a_twentieth_of_the_nodes_on(tmp_path: Path, trouble: str) -> None:
-    assert alerts(tmp_path, Fleet().on(0.05, **SICK[trouble])).pages == PAGES[trouble]
-
-
-@pytest.mark.promise("trouble-pages-twentieth")
-@pytest.mark.parametrize("trouble", SICK)
-def test_a_node_in_trouble_is_a_ticket_and_pages_nobody(tmp_path: Path, trouble: str) -> None:
-    """One of 40, and one of 40 where only four nodes use the stream.  It fails one record in a hundred."""
-    few = (
-        Fleet()
-        .on(1.0, **IDLE)
-        .on(0.1, **dict.fromkeys(IDLE, f"0+600{STEADY}") | {"queue_oldest_record_age_seconds": f"1{STEADY}"})
-    )
-    sick = {**SICK, "failing": {"failed_records_total": f"0+6{STEADY}"}}[trouble]
-    for fleet in (Fleet(), few):
-        fleet.on(0.025, **sick)
-        fired = alerts(tmp_path, fleet)
-        assert fired.pages == []
-        assert [name for name in fired.tickets if "Slowly" not in name] == [f"ProducerdNodesInTrouble a {trouble}"]
-
-
-def test_records_that_are_abandoned_are_noticed(tmp_path: Path) -> None:
-    fleet = Fleet().on(0.025, discarded_records_total="0x115 40x200")
-    assert alerts(tmp_path, fleet).pages == ["ProducerdRecordsAbandoned a flights"]
-
-
-def test_records_that_fail_are_noticed_by_their_share(tmp_path: Path) -> None:
-    burning = ["ProducerdFailedBurn a flights", "ProducerdRecordsFailed a flights"]
-    assert alerts(tmp_path, Fleet().on(1.0, failed_records_total=f"0+30{STEADY}")).pages == burning
-    assert alerts(tmp_path, Fleet().on(0.025, failed_records_total="0+1x10 10x130")).pages == []
-
-
-@pytest.mark.promise("quiet-nodes-fail-noticed")
-@pytest.mark.parametrize("share", [0.04, 0.05, 0.4])
-def test_quiet_nodes_that_fail_are_noticed_next_to_busy_ones(tmp_path: Path, share: float) -> None:
-    """All of their records fail, and the others store 6,000 times as many."""
-    quiet = {"ingest_records_total": f"0+10{STEADY}", "delivered_records_total": f"5{STEADY}"}
-    fleet = (
-        Fleet(nodes=100)
-        .on(1.0, **dict.fromkeys(quiet, f"0+60000{STEADY}"))
-        .on(share, **quiet, failed_records_total=f"0+10{STEADY}")
-    )
-    ticket, page = Fired([], ["ProducerdNodesInTrouble a failing"]), Fired(["ProducerdRecordsFailed a flights"], [])
-    assert alerts(tmp_path, fleet) == (page if share >= 0.05 else ticket)
-
-
-@pytest.mark.promise("failure-4-percent-pages")
-def test_a_failure_of_4_percent_pages_unless_the_rows_themselves_were_judged(tmp_path: Path) -> None:
-    """For 110 minutes 2 of 50 nodes fail all their records, in a second cluster one of 50 a fifth, and others judge."""
-    failing = {"delivered_records_total": f"5{STEADY}", "failed_records_total": f"0x10 0+600{STEADY}"}
-    few, fewer, judged = Fleet(nodes=50).on(0.04, **failing), Fleet("b", nodes=50), Fleet("c", nodes=50)
-    fewer.on(0.02, failed_records_total=f"0x10 0+120{STEADY}")
-    for reason in ("RECORD_TOO_LARGE", "RECORD_INVALID"):
-        judged.also(f'producerd_failed_records_total{{stream="flights", reason="{reason}"}}', f"0+15000{STEADY}")
-    assert alerts(tmp_path, few, fewer, judged).pages == ["ProducerdFailedBurn a flights"]
-
-
-@pytest.mark.promise("quiet-nodes-fail-noticed")
-def test_a_record_that_fails_now_and_then_is_a_ticket_in_a_small_fleet(tmp_path: Path) -> None:
-    """One in 14 minutes, on one node of four."""
-    fleet = Fleet(nodes=4).on(1.0, delivered_records_total=f"0+10{STEADY}")
-    fleet.on(0.25, failed_records_total=" ".join(f"{minute // 14}" for minute in range(140)))
-    fired = alerts(tmp_path, fleet)
-    assert (fired.pages, fired.tickets[-1]) == ([], "ProducerdNodesInTrouble a failing")
-
-
-@pytest.mark.promise("typing-error-user-node")
-def test_a_failed_record_of_a_quiet_stream_pages_nobody(tmp_path: Path) -> None:
-    """The fleet stores 20 records in 10 minutes."""
-    quiet = dict.fromkeys(("ingest_records_total", "delivered_records_total"), f"0+0.1{STEADY}")
-    fleet = Fleet(nodes=20).on(1.0, **quiet).on(0.05, failed_records_total="0x110 1x300")
-    assert alerts(tmp_path, fleet, at=("115m", "120m")).pages == []
-
-
-def test_two_late_records_of_a_quiet_batch_page_nobody(tmp_path: Path) -> None:
-    """A node of five sends ten records, once."""
-    late = {"delivery_latency_seconds_count": "0x110 5x4 10x9", "delivery_latency_seconds_bucket": "0x110 4x4 8x9"}
-    assert alerts(tmp_path, Fleet(nodes=5).on(1.0, **IDLE).on(0.2, **late)).pages == []
-
-
-@pytest.mark.promise("failure-4-percent-pages")
-def test_a_stream_of_one_node_of_many_that_was_deleted_pages_once(tmp_path: Path) -> None:
-    """It is refused, and nothing of it is stored: all its records fail, and none for its own fault."""
-    fleet = Fleet(nodes=100)
+def deleted() -> Fleet:
+    """A stream of one node is refused: all its records fail, and none for its own fault."""
+    fleet = Fleet(nodes=40)
     for name, values in {
         "stream_up": "1x60 0x300",
         "stream_paused": "0x300",
@@ -322,117 +402,67 @@ def test_a_stream_of_one_node_of_many_that_was_deleted_pages_once(tmp_path: Path
         "delivered_records_total": "0+600x60 36000x300",
     }.items():
         fleet.also(f'producerd_{name}{{stream="tried"}}', values)
-    fleet.also('producerd_failed_records_total{stream="tried", reason="STREAM_NOT_FOUND"}', "0x60 0+600x300")
-    assert alerts(tmp_path, fleet).pages == ["ProducerdFailedBurn a tried"]
+    return fleet.also('producerd_failed_records_total{stream="tried", reason="STREAM_NOT_FOUND"}', "0x60 0+600x300")
 
 
-@pytest.mark.promise("nodes-use-stream-hide")
-def test_nodes_that_do_not_use_a_stream_do_not_hide_those_that_do(tmp_path: Path) -> None:
-    """Four of 100 nodes write; three of them cannot reach Kinesis, and their callers wait."""
-    writes = {"queue_records": "9", "queue_oldest_record_age_seconds": "1"}
-    fleet = (
-        Fleet(nodes=100)
-        .on(1.0, **IDLE)
-        .on(0.04, **{name: f"{writes.get(name, '0+600')}{STEADY}" for name in IDLE})
-        .on(0.03, **IDLE)
-        .on(
-            0.03,
-            stream_up=f"0{STEADY}",
-            queue_records=f"9000{STEADY}",
-            queue_oldest_record_age_seconds=f"0+60{STEADY}",
-            backpressure_active_seconds_total=f"0+60{STEADY}",
-        )
-    )
-    assert alerts(tmp_path, fleet) == Fired(
-        ["ProducerdRecordsStuck a flights", "ProducerdStreamRefused a flights"], ["ProducerdBackpressure a flights"]
-    )
+def judged() -> Fleet:
+    fleet = Fleet("c")
+    for reason in ("RECORD_TOO_LARGE", "RECORD_INVALID"):
+        fleet.also(f'producerd_failed_records_total{{stream="flights", reason="{reason}"}}', f"0+15000{STEADY}")
+    return fleet
 
 
-def test_records_that_fail_long_after_they_were_accepted_are_noticed(tmp_path: Path) -> None:
-    """Nothing was accepted for an hour, and what was queued fails."""
-    failed = {**IDLE, "queue_records": "9000x110 0x300", "failed_records_total": "0x110 9000x300"}
-    assert "ProducerdRecordsFailed a flights" in alerts(tmp_path, Fleet().on(1.0, **failed)).pages
+def quiet_next_to_busy(cluster: str, nodes: int, share: float) -> Fleet:
+    """All records of quiet nodes fail, and the others store 6,000 times as many."""
+    quiet = steady(ingest_records_total="0+10", delivered_records_total=5)
+    fleet = Fleet(cluster, nodes=nodes).on(1.0, **dict.fromkeys(quiet, f"0+60000{STEADY}"))
+    return fleet.on(share, **quiet, **steady(failed_records_total="0+10"))
 
 
-@pytest.mark.promise("daemons-down-most-time")
-@pytest.mark.parametrize("stays", ["0 1 1 1 1 ", "1 0 0 0 0 "])
-def test_daemons_that_are_down_most_of_the_time_are_noticed(tmp_path: Path, stays: str) -> None:
-    """All nodes, in step, so that the rules always find them in the first of the five minutes."""
-    fired = alerts(tmp_path, Fleet().on(1.0, up=stays * 30))
-    assert fired.pages == (["ProducerdDaemonsDown a"] if stays.count("0") > 1 else [])
+ALL_FAIL: Final = {"delivered_records_total": f"5{STEADY}", "failed_records_total": f"0x10 0+600{STEADY}"}
+ONE_IN_14_MINUTES: Final = " ".join(f"{minute // 14}" for minute in range(140))
+FAIL_LATER: Final = {**IDLE, "queue_records": "9000x110 0x300", "failed_records_total": "0x110 9000x300"}
 
 
-@pytest.mark.promise("nodes-come-go-trouble")
-def test_a_node_that_is_up_for_a_minute_in_twenty_is_a_ticket(tmp_path: Path) -> None:
-    fleet = Fleet().on(0.025, up=("1 " + "0 " * 19) * 7)
-    for at in ("90m", "100m"):  # it is up at the second
-        assert alerts(tmp_path, fleet, at=(at,)) == Fired([], ["ProducerdNodesInTrouble a down"])
+@pytest.mark.promise("failure-4-percent-pages", "quiet-nodes-fail-noticed")
+@cases(
+    {
+        "5 % of all records fail": case(
+            "120: page FailedBurn a flights, page RecordsFailed a flights",
+            Fleet().on(1.0, **steady(failed_records_total="0+30")),
+        ),
+        "ten records of one node fail": case(
+            "120: no page", Fleet(nodes=40).on(0.025, failed_records_total="0+1x10 10x130")
+        ),
+        "all records of 4 % of the nodes fail for 110 minutes, in b a fifth of one, and in c rows are judged": case(
+            "120: page FailedBurn a flights",
+            Fleet(nodes=25).on(0.04, **ALL_FAIL),
+            Fleet("b", nodes=50).on(0.02, failed_records_total=f"0x10 0+120{STEADY}"),
+            judged(),
+        ),
+        "a stream of one node was deleted": case("120: page FailedBurn a tried", deleted()),
+        "quiet nodes fail next to busy ones: 4 %, in b 5 %, in c 40 %": case(
+            "120: page RecordsFailed b flights, page RecordsFailed c flights, ticket NodesInTrouble a failing",
+            quiet_next_to_busy("a", 25, 0.04),
+            quiet_next_to_busy("b", 20, 0.05),
+            quiet_next_to_busy("c", 20, 0.4),
+        ),
+        "one record in 14 minutes fails on one node of four": case(
+            "120: ticket NodesInTrouble a failing",
+            Fleet(nodes=4)
+            .on(1.0, **steady(delivered_records_total="0+10"))
+            .on(0.25, failed_records_total=ONE_IN_14_MINUTES),
+        ),
+        "what was queued fails an hour after it was accepted": case(
+            "120: page FailedBurn a flights, page RecordsFailed a flights", Fleet().on(1.0, **FAIL_LATER)
+        ),
+    }
+)
+def test_records_that_fail_are_noticed_by_their_share(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
 
 
-@pytest.mark.promise("memory-beyond-settings")
-def test_memory_beyond_what_the_settings_need_pages_where_no_limit_is_set(tmp_path: Path) -> None:
-    """It grows from 0.2 to 14 GB."""
-    grows = {"process_resident_memory_bytes": f"2e8+1e8{STEADY}", "memory_limit_bytes": f"1e18{STEADY}"}
-    fleet = Fleet().on(1.0, **grows, memory_needed_bytes=f"1e9{STEADY}")
-    assert alerts(tmp_path, fleet).pages == ["ProducerdMemoryNearLimit a"]
-
-
-@pytest.mark.promise("nodes-come-go-trouble")
-def test_what_still_works_but_not_forever_is_a_ticket_on_however_many_nodes(tmp_path: Path) -> None:
-    """A clock an hour off, lines of the log lost once, hardly a file left to open, and no renewal that succeeds."""
-    fleet = Fleet(nodes=4).on(
-        0.5,
-        clock_offset_seconds=f"-3600{STEADY}",
-        log_lines_lost_total=f"0x80 7{STEADY}",
-        process_open_fds=f"930{STEADY}",
-        credential_refreshes_total=f"0+12{STEADY}",
-    )
-    troubles = ("clock", "files", "log", "renewals")
-    assert alerts(tmp_path, fleet) == Fired([], [f"ProducerdNodesInTrouble a {trouble}" for trouble in troubles])
-
-
-def test_loops_that_hang_are_a_ticket_however_many_they_are(tmp_path: Path) -> None:
-    """Most of the time they do not come to their work, for five seconds each time."""
-    for share in (0.025, 0.05, 0.5):
-        fleet = Fleet().on(share, event_loop_lag_seconds_sum=f"0+57{STEADY}")
-        assert alerts(tmp_path, fleet) == Fired([], ["ProducerdNodesInTrouble a busy"])
-
-
-@pytest.mark.promise("daemons-restart-16-minutes")
-@pytest.mark.parametrize("share", [0.025, 1.0])
-def test_daemons_that_restart_every_16_minutes_are_a_ticket(tmp_path: Path, share: float) -> None:
-    """That is too seldom for the page."""
-    fleet = Fleet().on(share, process_start_time_seconds=" ".join(str(minute // 16) for minute in range(140)))
-    assert alerts(tmp_path, fleet, at=("135m",)) == Fired([], ["ProducerdNodesInTrouble a restarts_slowly"])
-
-
-@pytest.mark.promise("daemons-restart-16-minutes")
-def test_restarts_that_have_ended_an_hour_ago_are_no_trouble(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, process_start_time_seconds=f"0+240x40 9999{STEADY}")
-    assert alerts(tmp_path, fleet, at=("135m",)) == Fired([], [])
-
-
-def test_a_page_is_not_a_ticket_too(tmp_path: Path) -> None:
-    fleet = Fleet().on(0.9, stream_up=f"0{STEADY}")
-    assert alerts(tmp_path, fleet).tickets == []
-
-
-@pytest.mark.promise("paused-stream-node-ticket")
-def test_a_paused_stream_on_one_node_is_a_ticket_and_no_trouble(tmp_path: Path) -> None:
-    """It was refused when somebody paused it, and no caller tries it again.  None waits for room either."""
-    fleet = Fleet().on(0.025, stream_paused=f"1{STEADY}", **SICK["stuck"], **SICK["refused"])
-    assert alerts(tmp_path, fleet) == Fired([], ["ProducerdStreamPaused a flights"])
-
-
-def test_a_refusal_that_nobody_has_tried_again_is_no_trouble(tmp_path: Path) -> None:
-    """A nightly job was refused on some nodes; they know no better until the next one."""
-    fleet = Fleet().on(1.0, **IDLE).on(0.1, **SICK["refused"])
-    assert alerts(tmp_path, fleet) == Fired([], [])
-
-
-def test_records_that_are_late_are_noticed(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, delivery_latency_seconds_bucket=f"0+480{STEADY}")
-    assert alerts(tmp_path, fleet).pages == ["ProducerdLateBurn a flights"]
+# ---- records that are late
 
 
 FULL: Final = {
@@ -440,189 +470,140 @@ FULL: Final = {
     "delivery_latency_seconds_bucket": "0x80 600+600x60",
 }
 """What a node shows whose queue is full and holds 700 seconds of its part of the shards, until it is empty."""
-
-
-@pytest.mark.promise("fleet-writes-fast-shards")
-def test_a_fleet_that_writes_as_fast_as_the_shards_store_pages_nobody(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
-    assert alerts(tmp_path, fleet, at=("60m", "80m", "90m", "110m", "120m")).pages == []
-
-
+BLOCKED: Final = {"backpressure_cause_seconds_total": "0+60x60 3600x80"}
+"""Its callers wait for the shards for the first hour."""
+WAITS: Final = 'producerd_backpressure_cause_seconds_total{stream="flights", cause="service"}'
 BATCHES: Final = {
     "slow_seconds_total": " ".join(f"{(minute // 10) * 120 + min(120, minute % 10 * 60)}" for minute in range(140)),
     "delivery_latency_seconds_bucket": f"0+300{STEADY}",
 }
 """What a node shows that drains a batch in two and a half minutes, every ten minutes, while no caller waits."""
+AFTER_A_PAUSE: Final = {
+    "stream_paused": "0x60 1x9 0x100",
+    "delivered_records_total": "0+600x60 36000x9 36000+3300x2 43200+600x60",
+    "delivery_latency_seconds_count": "0+600x60 36000x9 36000+3300x2 43200+600x60",
+    "delivery_latency_seconds_bucket": "0+600x60 36000x9 36000+600x100",
+}
+"""The pause takes ten minutes, and what waited meanwhile is stored within two."""
+ONE_BATCH: Final = {
+    "ingest_records_total": "0x60 9000x80",
+    "delivered_records_total": "0x60 3600 7200 9000x80",
+    "delivery_latency_seconds_count": "0x60 3600 7200 9000x80",
+    "delivery_latency_seconds_bucket": "0x60 3600x82",
+    "slow_seconds_total": "0x60 30 90 120x80",
+}
+"""It takes two and a half minutes."""
 
 
-@pytest.mark.promise("batch-larger-minute")
-@pytest.mark.parametrize(
-    ("held_by", "nodes", "use", "pages"),
-    [
-        ("quota", 1, 1.0, False),
-        ("quota", NODES, 0.3, False),
-        ("throttles", NODES, 0.025, False),
-        ("throttles", 3, 0.1, True),
-        ("other", NODES, 1.0, True),
-    ],
-)
-def test_a_batch_that_is_larger_than_a_minute_of_the_shards_quota_pages_nobody(
-    tmp_path: Path, held_by: str, nodes: int, use: float, pages: bool
-) -> None:
-    """Shards that store less than their quota page: others write to them, or answers are late."""
-    fleet = Fleet(nodes=nodes, held_by=held_by).on(1.0, **BATCHES, shard_utilization_max_ratio=f"{use}{STEADY}")
-    late = ["ProducerdLateBurn a flights"]
-    assert alerts(tmp_path, fleet, at=("75m", "90m", "120m")).pages == (late if pages else [])
+def batches(held_by: str, nodes: int, use: float, late: str = "no page") -> Case:
+    fleet = Fleet(nodes=nodes, held_by=held_by).on(1.0, **BATCHES, **steady(shard_utilization_max_ratio=use))
+    return case(f"75 90 120: {late}", fleet)
 
 
-@pytest.mark.promise("outage-dead-sts-lost")
-def test_an_outage_pages_by_its_cause_and_not_again_after_it(tmp_path: Path) -> None:
-    """For 30 minutes after it the windows see records that were late, or failed."""
-    fleet = Fleet().on(1.0, **OUTAGE)
-    streams = ("NothingDelivered", "RecordsStuck", "StreamRefused")
-    during = alerts(tmp_path, fleet, at=("40m", "50m", "60m", "68m")).pages
-    assert during == [f"Producerd{name} a flights" for name in streams]
-    assert alerts(tmp_path, fleet, at=tuple(f"{minute}m" for minute in range(75, 120, 5))).pages == []
-
-
-@pytest.mark.promise("outage-dead-sts-lost")
-def test_credentials_page_before_they_end_and_then_nothing_else_says_why(tmp_path: Path) -> None:
-    fleet, credentials = Fleet().on(1.0, **DEAD_STS), "ProducerdCredentialsExpire a flights"
-    assert alerts(tmp_path, fleet, at=("55m",)).pages == [credentials]
-    assert alerts(tmp_path, fleet, at=("65m", "75m", "90m", "110m")).pages == [
-        credentials,
-        "ProducerdNothingDelivered a flights",
-        "ProducerdRecordsStuck a flights",
-    ]
-
-
-def test_credentials_that_are_renewed_at_the_last_minutes_page_nobody(tmp_path: Path) -> None:
-    """AWS promises new ones five minutes before the old ones end."""
-    fleet = Fleet().on(1.0, credentials_expiry_timestamp_seconds="3600x54 99999x90")
-    assert alerts(tmp_path, fleet, at=("50m", "54m", "60m")).pages == []
-
-
-def test_credentials_of_a_fleet_page_though_a_few_nodes_are_refused(tmp_path: Path) -> None:
-    """They are refused an hour before."""
-    fleet = Fleet().on(1.0, **SICK["credentials"]).on(0.1, **SICK["refused"])
-    assert alerts(tmp_path, fleet).pages == ["ProducerdCredentialsExpire a flights"]
-
-
-@pytest.mark.promise("batch-larger-minute")
-def test_a_single_batch_that_is_larger_than_a_minute_of_the_quota_pages_nobody(tmp_path: Path) -> None:
-    """It takes two and a half minutes."""
-    batch = {
-        "ingest_records_total": "0x60 9000x80",
-        "delivered_records_total": "0x60 3600 7200 9000x80",
-        "delivery_latency_seconds_count": "0x60 3600 7200 9000x80",
-        "delivery_latency_seconds_bucket": "0x60 3600x82",
+@pytest.mark.promise("fleet-writes-fast-shards", "batch-larger-minute", "nodes-store-nothing")
+@cases(
+    {
+        "a fifth of the records are late": case(
+            "120: page LateBurn a flights", Fleet().on(1.0, **steady(delivery_latency_seconds_bucket="0+480"))
+        ),
+        "a fleet that writes as fast as the shards store pages nobody": case(
+            "60 80 90 110 120: no page", Fleet().on(1.0, **FULL, **BLOCKED)
+        ),
+        "callers wait for the service, and not for the shards": case(
+            "60: page LateBurn a flights",
+            Fleet().on(1.0, **FULL).also(WAITS, BLOCKED["backpressure_cause_seconds_total"]),
+        ),
+        "one node waits for a shard, and all are late": case(
+            "110: page LateBurn a flights",
+            Fleet(nodes=10)
+            .on(1.0, **steady(delivery_latency_seconds_bucket=0))
+            .on(0.1, backpressure_cause_seconds_total="0x90 0+60x30"),
+        ),
+        "some nodes store nothing in a fleet with full queues": case(
+            "60: page RecordsStuck a flights",
+            Fleet().on(1.0, **FULL, **BLOCKED).on(0.05, **steady(delivered_records_total=5)),
+        ),
+        "records that are late after a pause page nobody": case(
+            "75 80: no page", Fleet(nodes=10).on(1.0, **AFTER_A_PAUSE)
+        ),
+        "batches of a node that has all of the quota": batches("quota", 1, 1.0),
+        "batches of a fleet that uses a third of the quota": batches("quota", NODES, 0.3),
+        "batches of a fleet that shards throttle below its part": batches("throttles", 40, 0.025),
+        "batches that shards throttle at a tenth of their quota: others write to them": batches(
+            "throttles", 3, 0.1, "page LateBurn a flights"
+        ),
+        "batches whose answers are late": batches("other", NODES, 1.0, "page LateBurn a flights"),
+        "a single batch that is larger than a minute of the quota, and in b waits for the service": case(
+            "61 62 63 64 65 70: page LateBurn b flights",
+            *[
+                Fleet(cluster, nodes=2, held_by=held_by).on(1.0, **IDLE).on(0.5, **ONE_BATCH)
+                for cluster, held_by in {"a": "quota", "b": "other"}.items()
+            ],
+        ),
     }
-    shards, service = Fleet(nodes=2), Fleet("b", nodes=2, held_by="other")
-    for fleet in (shards, service):
-        fleet.on(1.0, **IDLE).on(0.5, **batch, slow_seconds_total="0x60 30 90 120x80")
-    at = tuple(f"{minute}m" for minute in (61, 62, 63, 64, 65, 70))
-    assert alerts(tmp_path, shards, service, at=at).pages == ["ProducerdLateBurn b flights"]
+)
+def test_records_that_are_late_page_unless_the_shards_quota_holds_them(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
 
 
-@pytest.mark.promise("fleet-writes-fast-shards")
-def test_records_that_are_late_for_another_reason_are_noticed(tmp_path: Path) -> None:
-    waits = 'producerd_backpressure_cause_seconds_total{stream="flights", cause="service"}'
-    fleet = Fleet().on(1.0, **FULL).also(waits, "0+60x60 3600x80")
-    assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdLateBurn a flights"]
+# ---- outages, credentials and shards
 
 
-@pytest.mark.promise("nodes-store-nothing")
-def test_nodes_that_store_nothing_are_noticed_in_a_fleet_with_full_queues(tmp_path: Path) -> None:
-    fleet = Fleet().on(1.0, **FULL, backpressure_cause_seconds_total="0+60x60 3600x80")
-    fleet.on(0.05, delivered_records_total=f"5{STEADY}")
-    assert alerts(tmp_path, fleet, at=("60m",)).pages == ["ProducerdRecordsStuck a flights"]
+ENDS_AT_118: Final = steady(credentials_expiry_timestamp_seconds=7100)
+
+
+@pytest.mark.promise("outage-dead-sts-lost")
+@cases(
+    {
+        "an outage pages by its cause, and not for half an hour in which records are late or fail after it": case(
+            "40 50 60 68: page NothingDelivered a flights, page RecordsStuck a flights, page StreamRefused a flights; "
+            "75 80 85 90 95 100 105 110 115: no page",
+            Fleet().on(1.0, **OUTAGE),
+        ),
+        "credentials page before they end, and after that with what follows": case(
+            "55: page CredentialsExpire a flights; "
+            "65 75 90 110: page CredentialsExpire a flights, page NothingDelivered a flights, "
+            "page RecordsStuck a flights",
+            Fleet().on(1.0, **DEAD_STS),
+        ),
+        "credentials that AWS renews in the last five minutes page nobody": case(
+            "50 54 60: no page", Fleet().on(1.0, credentials_expiry_timestamp_seconds="3600x54 99999x90")
+        ),
+        "credentials page though a few nodes are refused an hour before": case(
+            "120: page CredentialsExpire a flights", Fleet().on(1.0, **SICK["credentials"]).on(0.1, **SICK["refused"])
+        ),
+        "credentials that end while b's stream is idle page for a's": case(
+            "120: page CredentialsExpire a flights",
+            Fleet().on(1.0, **ENDS_AT_118),
+            Fleet("b").on(1.0, **ENDS_AT_118, **IDLE),
+        ),
+    }
+)
+def test_an_outage_and_the_end_of_credentials_page_by_their_cause(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
 
 
 HUNG: Final = {"shards_silent": "0x60 1x80", "queue_oldest_record_age_seconds": "1x59 0+60x80"}
 """What a node shows of a stream with a shard that answers nothing any more, and others that do."""
+HOT: Final = {"queue_oldest_record_age_seconds": f"700{STEADY}", "shards_silent": "0 0 0 1 " * 35}
+"""Its queue holds more than ten minutes of its quota, and now and then an answer of another shard is late."""
+ONE_ANSWERS_FIRST: Final = HUNG | {"shards_silent": "0x60 8x39 3 0x40", "stream_up": "1x60 0x38 1x41"}
 
 
 @pytest.mark.promise("shard-answer-ticket")
-@pytest.mark.parametrize("share", [0.025, 1.0])
-def test_a_shard_that_does_not_answer_is_a_ticket_after_ten_minutes(tmp_path: Path, share: float) -> None:
-    fleet = Fleet().on(share, **HUNG)
-    assert alerts(tmp_path, fleet, at=("65m",)) == Fired([], [])
-    assert alerts(tmp_path, fleet, at=("80m",)) == Fired([], ["ProducerdShardSilent a flights"])
-
-
-@pytest.mark.promise("shard-answer-ticket")
-def test_a_hot_shard_at_its_quota_is_not_silent(tmp_path: Path) -> None:
-    """Its queue holds more than ten minutes of its quota, and now and then an answer of another shard is late."""
-    fleet = Fleet().on(1.0, queue_oldest_record_age_seconds=f"700{STEADY}", shards_silent="0 0 0 1 " * 35)
-    assert alerts(tmp_path, fleet, at=("75m", "79m", "80m", "90m", "120m")) == Fired([], [])
-
-
-def test_an_outage_of_all_shards_is_not_a_silent_shard(tmp_path: Path) -> None:
-    """When it ends after 40 minutes, one shard answers first."""
-    answers = HUNG | {"shards_silent": "0x60 8x39 3 0x40"}
-    fleet = Fleet().on(1.0, **answers, stream_up="1x60 0x38 1x41")
-    told = alerts(tmp_path, fleet, at=("80m", "99m", "100m", "101m", "102m", "105m"))
-    assert "ProducerdShardSilent a flights" not in told.tickets
-
-
-def test_two_clusters_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
-    """The sick one is an eighth of the other, which would hide it."""
-    sick = Fleet("b", nodes=5).on(1.0, stream_up="1x90 0x300", delivered_records_total="0+600x90 54000x300")
-    assert alerts(tmp_path, Fleet("a"), sick).pages == [
-        "ProducerdNothingDelivered b flights",
-        "ProducerdStreamRefused b flights",
-    ]
-
-
-def test_credentials_that_end_while_a_stream_is_idle_page_nobody(tmp_path: Path) -> None:
-    """They end at 118 minutes of promtool's clock."""
-    ends = {"credentials_expiry_timestamp_seconds": f"7100{STEADY}"}
-    assert alerts(tmp_path, Fleet().on(1.0, **ends)).pages == ["ProducerdCredentialsExpire a flights"]
-    assert alerts(tmp_path, Fleet().on(1.0, **ends, **IDLE)).pages == []
-
-
-@pytest.mark.promise("daemons-down-most-time")
-def test_a_node_that_has_just_come_is_not_down_yet(tmp_path: Path) -> None:
-    """It is a target before its daemon answers, which takes two nodes four minutes, and two others forever."""
-    at_first, forever = "_x60 0x4 1x200", "_x60 0x200"
-    coming, broken = Fleet().on(0.05, up=at_first), Fleet("b").on(0.05, up=forever)
-    assert alerts(tmp_path, coming, broken, at=("65m", "70m")).pages == []
-    assert alerts(tmp_path, coming, broken, at=("80m",)).pages == ["ProducerdDaemonsDown b"]
-
-
-@pytest.mark.promise("nodes-come-go-trouble")
-def test_nodes_that_come_and_go_are_no_trouble(tmp_path: Path) -> None:
-    """At every time another one is down, for ten minutes."""
-    fleet = Fleet()
-    for node in range(11):
-        fleet.changed["up", node] = f"1x{10 + 10 * node} 0x10 1x200"
-    assert alerts(tmp_path, fleet, at=("60m", "90m", "120m")).tickets == []
-
-
-@pytest.mark.promise("two-releases-node-stream")
-def test_two_releases_on_a_node_with_a_stream_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
-    """One of them stores.  The other one's stream has stopped, or one of them is paused."""
-    stores, stops = Fleet(release="t/a"), Fleet(release="t/b").on(1.0, **SICK["stuck"], delivered_records_total="9x200")
-    assert alerts(tmp_path, stores, stops).pages == ["ProducerdRecordsStuck a flights"]
-    stores.on(1.0, stream_paused=f"1{STEADY}")
-    assert "ProducerdRecordsStuck a flights" in alerts(tmp_path, stores, stops).pages
-
-
-@pytest.mark.promise("fleet-writes-fast-shards")
-def test_a_node_that_waits_for_a_shard_does_not_hide_late_records_of_others(tmp_path: Path) -> None:
-    late = {"delivery_latency_seconds_bucket": f"0{STEADY}"}
-    fleet = Fleet(nodes=10).on(1.0, **late).on(0.1, backpressure_cause_seconds_total="0x90 0+60x30")
-    assert alerts(tmp_path, fleet, at=("110m",)).pages == ["ProducerdLateBurn a flights"]
-
-
-@pytest.mark.promise("fleet-writes-fast-shards")
-def test_records_that_are_late_after_a_pause_page_nobody(tmp_path: Path) -> None:
-    """It takes ten minutes, and what waited meanwhile is stored within two."""
-    paused = {
-        "stream_paused": "0x60 1x9 0x100",
-        "delivered_records_total": "0+600x60 36000x9 36000+3300x2 43200+600x60",
-        "delivery_latency_seconds_count": "0+600x60 36000x9 36000+3300x2 43200+600x60",
-        "delivery_latency_seconds_bucket": "0+600x60 36000x9 36000+600x100",
+@cases(
+    {
+        "a shard that does not answer is a ticket after ten minutes, on one node and in b on all": case(
+            "65: nothing; 80: ticket ShardSilent a flights, ticket ShardSilent b flights",
+            Fleet(nodes=40).on(0.025, **HUNG),
+            Fleet("b").on(1.0, **HUNG),
+        ),
+        "a hot shard at its quota is not silent": case("75 79 80 90 120: nothing", Fleet().on(1.0, **HOT)),
+        "an outage of all shards, of which one answers first after 40 minutes, is not a silent shard": case(
+            "80 99 100 101 102 105: page StreamRefused a flights, no ticket",
+            Fleet().on(1.0, **ONE_ANSWERS_FIRST),
+        ),
     }
-    fleet = Fleet(nodes=10).on(1.0, **paused)
-    assert alerts(tmp_path, fleet, at=("75m", "80m")).pages == []
+)
+def test_a_silent_shard_is_a_ticket(tmp_path: Path, case: Case) -> None:
+    check(tmp_path, case)
