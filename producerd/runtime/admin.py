@@ -84,7 +84,7 @@ def _is_own_name(host: str) -> bool:
         return False
 
 
-class _FullName:
+class FullName:
     """This machine's full name.  The resolver may never answer, so at most one thread asks it at a time, aside."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ async def serve(
             return web.Response(body=await compressed.of(text), headers={**headers, "Content-Encoding": "gzip"})
         return web.Response(body=text, headers=headers)
 
-    full_name = _FullName()
+    full_name = FullName()
 
     async def page(request: web.Request) -> web.Response:
         if not (_is_own_name(request.host) or _name_in(request.host) == await full_name.ask()):
@@ -252,7 +252,7 @@ async def serve_socket(listener: Listener, commands: Commands) -> AsyncIterator[
 
     async def drain(request: web.Request) -> JsonObject:
         drained = await commands.drain(_seconds(await _given(request)))
-        _hold_until_the_end(request.transport)
+        hold_until_the_end(request.transport)
         return drained
 
     async def log_level(request: web.Request) -> JsonObject:
@@ -360,7 +360,7 @@ async def _given(request: web.Request) -> dict[str, Any]:
     return given
 
 
-def _hold_until_the_end(transport: asyncio.BaseTransport | None) -> None:
+def hold_until_the_end(transport: asyncio.BaseTransport | None) -> None:
     """Keep a connection open until the process ends: the kernel closes it then, and so the caller sees that end.
 
     A pidfd of the peer would not do, because the peer is systemd where that listens.
