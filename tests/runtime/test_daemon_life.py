@@ -6,6 +6,7 @@ It runs on the loop of its test, whose time passes when nothing is left to do, w
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import allocator, logs
 from producerd.runtime import streams as streams_module
+from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.commands import Drained
 from producerd.runtime.daemon import Daemon, State
@@ -95,7 +97,7 @@ class Systemd:
 
 
 class AdminSocket:
-    """Notes how often somebody looked after the operator's socket."""
+    """Notes how often the daemon looked after the operator's socket."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -146,6 +148,9 @@ class Life:
         self.admin = AdminSocket()
         self.owner = Owner()
         self.listener = Listener(path, 0o600)
+        self.acceptor: Acceptor
+        self.make_session: Callable[[], asyncio.BaseProtocol]
+        self.streams: list[Stream] = []
         self.handlers: dict[int, Callable[[], None]] = {}
         self.new_certificates: list[str] = []
         self.serving: asyncio.Task[int]
@@ -156,16 +161,28 @@ class Life:
             credential_refreshes={},
             read_certificates=self.read_certificates,
         )
-        self.daemon = Daemon(
-            config,
-            load,
-            clients=clients,
-            executor=executor,
-            notifier=cast("Any", self.systemd),
-            listener=self.listener,
-            owner=cast("Any", self.owner) if owned else None,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "Acceptor", self.accept)
+            self.daemon = Daemon(
+                config,
+                load,
+                clients=clients,
+                executor=executor,
+                notifier=cast("Any", self.systemd),
+                listener=self.listener,
+                owner=cast("Any", self.owner) if owned else None,
+            )
         self.daemon.shares = LoopShares(lambda: 0.0)  # the time that a loaded machine takes changes nothing
+
+    def accept(self, listener: Listener, make_session: Callable[[], asyncio.BaseProtocol]) -> Acceptor:
+        """Keep the way on which the daemon's sessions begin."""
+        self.make_session = make_session
+        self.acceptor = Acceptor(listener, make_session)
+        return self.acceptor
+
+    def watch_shards(self, stream: Stream, kinesis: object) -> Watch:
+        self.streams.append(stream)
+        return Watch(stream, kinesis)
 
     async def read_certificates(self) -> list[str]:
         read, self.new_certificates = self.new_certificates, []
@@ -173,7 +190,7 @@ class Life:
 
     def client(self, stream: str = "flights", *, deliver: bool = False, reads: bool = True) -> Transport:
         """Connect a client that opens a stream, unless its name is empty."""
-        session = cast("Session", self.daemon._make_session())
+        session = cast("Session", self.make_session())
         transport = Transport(session, reads=reads)
         if not transport.closed:
             tell(session, frames.encode(frames.Hello(1, 1, int(deliver), client="test", comes_back=1)))
@@ -184,17 +201,35 @@ class Life:
         frame = rows(records)
         tell(client.protocol, reserve(number, frame) + body(number, frame))
 
+    async def hang(self) -> Transport:
+        """Connect a client whose five rows Kinesis does not answer, and forget what it has received until then."""
+        self.service.answers.clear()
+        client = self.client()
+        self.put(client)
+        await turns()
+        client.drain()
+        return client
+
+    def lose_records(self) -> None:
+        """A client wants its five rows delivered, and leaves; Kinesis does not answer."""
+        self.service.answers.clear()
+        client = self.client(deliver=True)
+        self.put(client)
+        client.protocol.connection_lost(None)
+
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.handlers[number]()
 
-    @property
-    def stream(self) -> Stream:
-        (stream,) = self.daemon._streams
-        return stream
+    async def shows(self, series: str) -> str:
+        """Return what a scrape shows after the beginning of a series."""
+        text = (await self.daemon.render_metrics(everything=False)).decode()
+        found = re.search(rf"^producerd_{re.escape(series)}(.*)$", text, re.MULTILINE)
+        assert found is not None, series
+        return found[1].strip()
 
     async def ends(self) -> tuple[int, float]:
         """Return the exit code, and when the daemon ended."""
-        return await self.serving, self.loop.time()
+        return await self.serving, round(self.loop.time(), 6)
 
 
 async def turns(count: int = 10) -> None:
@@ -216,7 +251,6 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
     monkeypatch.setattr(module, "gc", garbage)
     monkeypatch.setattr(module, "memory_limit", MemoryLimit)
     monkeypatch.setattr(module, "check_accesses", lambda _accesses: None)
-    monkeypatch.setattr(streams_module, "ShardWatch", Watch)
 
     async def at_once(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         return work(*arguments, **named)
@@ -235,6 +269,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
             monkeypatch.setattr(life.loop, "add_signal_handler", handle)
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=life.loop.time))
             monkeypatch.setattr(streams_module, "AioKinesis", lambda client, executor: life.service)
+            monkeypatch.setattr(streams_module, "ShardWatch", life.watch_shards)
             life.daemon.watch()
             try:
                 async with asyncio.TaskGroup() as group:
@@ -245,7 +280,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
                     if not life.serving.done():
                         life.signal()
             finally:
-                life.daemon._acceptor.close()
+                life.acceptor.close()
                 life.daemon.close()
                 life.listener.close()
 
@@ -311,25 +346,20 @@ def test_a_daemon_serves_until_a_signal_and_reports_each_step(
         assert steps == ["collect", "freeze", "enable"]
         assert life.systemd.status() == "serving: 0 streams, 0 records queued"
         await asyncio.sleep(7.0)
-        assert sum(life.daemon._metrics.loop_lag.seconds.counts) > 0
+        looks = await life.shows("event_loop_lag_seconds_count")
+        assert float(looks) > 0
         life.signal()
         assert await life.ends() == (0, 7.0)
         assert life.daemon.unready == "stopped"
         assert life.systemd.told == ["ready", "stopping"]
-        counts = list(life.daemon._metrics.loop_lag.seconds.counts)
         life.daemon.close()
         await asyncio.sleep(10.0)
-        assert life.daemon._metrics.loop_lag.seconds.counts == counts
+        assert await life.shows("event_loop_lag_seconds_count") == looks
 
     log = live(story, with_node(region=region))
+    serving = {"version": __version__, "socket": path, "region": region or "-"}
     assert log == [
-        {
-            "event": "serving",
-            "log_level": "info",
-            "version": __version__,
-            "socket": path,
-            "region": region or "-",
-        },
+        {"event": "serving", "log_level": "info", **serving},
         {"event": "draining", "log_level": "info", "signal": "SIGTERM", "seconds": 30.0},
         stopped(),
     ]
@@ -342,10 +372,7 @@ def test_clients_connect_at_the_socket_until_the_daemon_drains(live: Live) -> No
         assert life.loop.time() < 1.0, "it need not look after its socket first"
         writer.close()
         await until_on_loop(lambda: life.daemon.connections == 0)
-        life.service.answers.clear()
-        client = life.client()
-        life.put(client)
-        await turns()
+        await life.hang()
         life.signal()
         await turns()
         assert life.daemon.state is State.DRAINING
@@ -360,9 +387,6 @@ def test_a_session_has_the_next_number_and_its_end_is_counted_and_makes_place(li
     async def story(life: Life) -> None:
         life.service.answers.clear()
         first = life.client()
-        (welcome, _) = first.drain()
-        assert isinstance(welcome, frames.Welcome)
-        assert welcome.session_id == 1
         life.put(first)
         await turns()
         second = life.client()
@@ -375,10 +399,10 @@ def test_a_session_has_the_next_number_and_its_end_is_counted_and_makes_place(li
         first.protocol.connection_lost(None)
         assert life.daemon.connections == 0
         third = life.client()
-        (welcome, _) = third.drain()
-        assert isinstance(welcome, frames.Welcome)
-        assert welcome.session_id == 3
-        assert life.daemon._metrics.disconnects == {"connection_limit": 1, "lost": 1}
+        welcomes = [message for client in (first, third) for message in client.drain()]
+        assert [each.session_id for each in welcomes if isinstance(each, frames.Welcome)] == [1, 3]
+        for reason in ("connection_limit", "lost"):
+            assert await life.shows(f'client_disconnects_total{{reason="{reason}"}}') == "1.0"
         life.service.answers.set()
 
     live(story, with_node(max_connections=1))
@@ -388,7 +412,8 @@ def test_the_service_is_asked_while_the_daemon_serves(live: Live) -> None:
     async def story(life: Life) -> None:
         heard: list[ServiceAnswer] = []
         client = life.client()
-        life.daemon.ask_service(life.stream, heard.append)
+        (stream,) = life.streams
+        life.daemon.ask_service(stream, heard.append)
         await turns()
         ready = ServiceAnswer(frames.Service.READY, message="a dry run of PutRecords is allowed, at there")
         assert heard == [ready]
@@ -397,7 +422,7 @@ def test_the_service_is_asked_while_the_daemon_serves(live: Live) -> None:
         await turns()
         life.signal()
         await turns()
-        life.daemon.ask_service(life.stream, heard.append)
+        life.daemon.ask_service(stream, heard.append)
         assert heard == [ready, ServiceAnswer(frames.Service.FAILED, Code.DRAINING, "the daemon stops")]
         with pytest.raises(Refused, match="the daemon stops") as refused:
             life.daemon.open_stream("flights", None)
@@ -419,14 +444,82 @@ def test_an_owner_of_state_that_fails_ends_the_daemon(live: Live) -> None:
 # ---- draining
 
 
-def test_rows_that_hang_are_returned_at_the_deadline(live: Live) -> None:
+ENDS: Final[dict[str, tuple[str, float, list[str], int]]] = {
+    "the deadline returns rows that hang": ("0 SIGTERM", 30.0, ["SIGTERM 30", "deadline 30"], 5),
+    "the last answer ends it sooner": ("0 SIGTERM, 12 answers", 12.0, ["SIGTERM 30"], 0),
+    "a second signal ends it at once": ("0 SIGTERM, 1 SIGINT", 1.0, ["SIGTERM 30", "SIGINT at once"], 5),
+    "an operator's drain without a time empties the queues for as long as it drains": (
+        *("0 drain", 60.0, ["producerctl 30", "deadline 30"], 5),
+    ),
+    "a second drain shortens the first": (
+        *("0 drain 10, 2 drain 3, 2 drain", 35.0, ["producerctl 10", "producerctl 3", "deadline 30"], 5),
+    ),
+    "a second drain does not lengthen the first": (
+        *("0 drain 10, 2 drain 8, 2 drain", 40.0, ["producerctl 10", "deadline 30"], 5),
+    ),
+    "a signal ends the emptying, and then a drain shortens nothing": (
+        *("0 drain 10, 2 SIGTERM, 3 drain 3", 32.0, ["producerctl 10", "SIGTERM 30", "deadline 30"], 5),
+    ),
+    "two signals in one turn of the loop end the emptying and what comes after it": (
+        *("0 drain 10, 2 SIGTERM, 2 SIGINT", 2.0, ["producerctl 10", "SIGTERM 30", "SIGINT at once"], 5),
+    ),
+    "it outlives its owner by three seconds": ("4 owner", 7.0, ["owner 3"], 5),
+    "it outlives its owner no longer while it empties its queues": (
+        *("0 drain 20, 0 owner", 3.1, ["producerctl 20", "owner 3"], 5),
+    ),
+    "a signal drains a daemon whose owner lives": ("0 SIGTERM", 30.0, ["SIGTERM 30", "deadline 30"], 5),
+}
+"""What happens at which second while rows hang, when the daemon ends, what it logs and how many rows it returns."""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_drain_ends_with_its_rows_or_at_its_deadline_or_when_it_is_hurried(live: Live, case: str) -> None:
+    steps, ends_at, logged, returned = ENDS[case]
+    asked: list[asyncio.Task[Drained]] = []
+
     async def story(life: Life) -> None:
-        life.service.answers.clear()
-        client = life.client()
-        for number in (1, 2):
-            life.put(client, number)
-            await turns()
-        client.drain()
+        await life.hang()
+        for step in steps.split(", "):
+            at, what, *seconds = step.split()
+            if float(at) > life.loop.time():
+                await asyncio.sleep(float(at) - life.loop.time())
+            match what:
+                case "answers":
+                    life.service.answers.set()
+                case "owner":
+                    life.owner.ended.set()
+                case "drain":
+                    given = float(seconds[0]) if seconds else None
+                    asked.append(asyncio.create_task(life.daemon.drain(given)))
+                    await turns()
+                case _:
+                    life.signal(signal.Signals[what])
+        assert await life.ends() == (0, ends_at)
+        assert [drained.returned_records for drained in await asyncio.gather(*asked)] == [returned] * len(asked)
+
+    _, *log, last = live(story, owned="owner" in case)
+    assert [in_words(line) for line in log] == logged
+    assert last == stopped(returned)
+
+
+def in_words(line: dict[str, Any]) -> str:
+    """A line about draining: why, and for how long."""
+    match line:
+        case {"event": "stopping at once", "signal": name, "log_level": "warning"}:
+            return f"{name} at once"
+        case {"event": "the deadline of draining has passed", "seconds": seconds, "log_level": "warning"}:
+            return f"deadline {seconds:g}"
+        case {"event": "draining", "owner_ended": 77, "seconds": seconds}:
+            return f"owner {seconds:g}"
+    assert line["event"] == "draining"
+    return f"{line.get('by') or line['signal']} {line['seconds']:g}"
+
+
+def test_rows_that_hang_are_returned_at_the_deadline_and_those_that_wait_at_once(live: Live) -> None:
+    async def story(life: Life) -> None:
+        client = await life.hang()
+        life.put(client, 2)
+        await turns()
         life.signal()
         await asyncio.sleep(1.0)
         assert life.daemon.unready == "draining"
@@ -437,43 +530,7 @@ def test_rows_that_hang_are_returned_at_the_deadline(live: Live) -> None:
         assert await life.ends() == (0, 30.0)
         assert codes_of(client) == [("returned", 5, ""), ("close", 0, Code.DRAINING)]
 
-    log = live(story)
-    passed = {"event": "the deadline of draining has passed", "log_level": "warning", "seconds": 30.0}
-    assert log[-2:] == [passed, stopped(returned=10)]
-
-
-def test_draining_ends_with_the_last_answer(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        client = life.client()
-        life.put(client)
-        await turns()
-        client.drain()
-        life.signal()
-        await asyncio.sleep(12.0)
-        life.service.answers.set()
-        assert await life.ends() == (0, 12.0)
-        assert codes_of(client) == [("draining", 30, ""), ("stored", 5, ""), ("close", 0, Code.DRAINING)]
-
-    assert live(story)[-1] == stopped()
-
-
-def test_a_second_signal_ends_the_daemon_at_once(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        client = life.client()
-        life.put(client)
-        await turns()
-        life.signal()
-        await asyncio.sleep(1.0)
-        life.signal(signal.SIGINT)
-        assert await life.ends() == (0, 1.0)
-
-    assert live(story)[1:] == [
-        {"event": "draining", "log_level": "info", "signal": "SIGTERM", "seconds": 30.0},
-        {"event": "stopping at once", "log_level": "warning", "signal": "SIGINT"},
-        stopped(returned=5),
-    ]
+    assert live(story)[-1] == stopped(returned=10)
 
 
 @pytest.mark.parametrize(("reads", "ends_at"), [(True, 5.0), (False, 6.0)])
@@ -499,7 +556,8 @@ def test_what_the_deadline_ends_is_acknowledged_before_anything_else_happens(
     async def story(life: Life) -> None:
         life.client().protocol.connection_lost(None)
         await turns()
-        abandon, settle = life.stream.pipeline.abandon, life.stream.settle
+        (stream,) = life.streams
+        abandon, settle = stream.pipeline.abandon, stream.settle
 
         def note_abandon() -> int:
             calls.append("abandon")
@@ -509,8 +567,8 @@ def test_what_the_deadline_ends_is_acknowledged_before_anything_else_happens(
             calls.append("settle")
             return settle(now)
 
-        monkeypatch.setattr(life.stream.pipeline, "abandon", note_abandon)
-        monkeypatch.setattr(life.stream, "settle", note_settle)
+        monkeypatch.setattr(stream.pipeline, "abandon", note_abandon)
+        monkeypatch.setattr(stream, "settle", note_settle)
         life.signal()
         await life.ends()
 
@@ -518,21 +576,13 @@ def test_what_the_deadline_ends_is_acknowledged_before_anything_else_happens(
     assert calls[-2:] == ["abandon", "settle"]
 
 
-# ---- draining by the operator
-
-
 def test_the_operator_has_the_queues_emptied_first_and_then_the_rest_returned(live: Live) -> None:
     drained: list[Drained] = []
 
     async def story(life: Life) -> None:
-        life.service.answers.clear()
-        client, gone = life.client(), life.client(deliver=True)
-        life.put(client)
+        client = await life.hang()
+        life.lose_records()
         await turns()
-        life.put(gone)
-        gone.protocol.connection_lost(None)
-        await turns()
-        client.drain()
         asked = asyncio.create_task(life.daemon.drain(10.0))
         await turns()
         assert codes_of(client) == [("draining", 40, "")]
@@ -543,24 +593,7 @@ def test_the_operator_has_the_queues_emptied_first_and_then_the_rest_returned(li
 
     log = live(story)
     assert drained == [Drained(10.0, returned_records=5, undelivered_records=5)]
-    assert log[1:] == [
-        {"event": "draining", "log_level": "info", "by": "producerctl", "seconds": 10.0},
-        {"event": "the deadline of draining has passed", "log_level": "warning", "seconds": 30.0},
-        {"event": "records were lost: their callers had gone", "log_level": "error", "records": 5},
-        stopped(returned=5, lost=5),
-    ]
-
-
-def test_without_a_time_the_queues_are_emptied_for_as_long_as_the_daemon_drains(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        life.put(life.client())
-        await turns()
-        asked = asyncio.create_task(life.daemon.drain(None))
-        assert await life.ends() == (0, 60.0)
-        await asked
-
-    assert live(story)[1] == {"event": "draining", "log_level": "info", "by": "producerctl", "seconds": 30.0}
+    assert log[-2:] == [LOST, stopped(returned=5, lost=5)]
 
 
 def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> None:
@@ -576,67 +609,10 @@ def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> No
     live(story, Config(node=CONFIG.node, defaults=StreamSettings(linger_seconds=3_600)))
 
 
-@pytest.mark.parametrize(("seconds", "ends_at", "told"), [(3.0, 35.0, [10.0, 3.0]), (8.0, 40.0, [10.0])])
-def test_a_second_drain_can_only_shorten_the_first(
-    live: Live, seconds: float, ends_at: float, told: list[float]
-) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        life.put(life.client())
-        await turns()
-        asked = [asyncio.create_task(life.daemon.drain(10.0))]
-        await asyncio.sleep(2.0)
-        asked += [asyncio.create_task(life.daemon.drain(given)) for given in (seconds, None)]
-        assert await life.ends() == (0, ends_at)
-        assert [drained.returned_records for drained in await asyncio.gather(*asked)] == [5, 5, 5]
-
-    assert [line["seconds"] for line in events(live(story), "draining")] == told
-
-
-def test_a_signal_ends_the_emptying_and_then_a_drain_shortens_nothing(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        life.put(life.client())
-        await turns()
-        asked = [asyncio.create_task(life.daemon.drain(10.0))]
-        await asyncio.sleep(2.0)
-        life.signal()
-        await asyncio.sleep(1.0)
-        asked.append(asyncio.create_task(life.daemon.drain(3.0)))
-        assert await life.ends() == (0, 32.0)
-        await asyncio.gather(*asked)
-
-    log = events(live(story), "draining", "stopping at once")
-    assert [line.get("by", line.get("signal")) for line in log] == ["producerctl", "SIGTERM"]
-
-
-def test_two_signals_at_once_end_the_emptying_and_what_comes_after_it(live: Live) -> None:
-    """As when a service manager stops the daemon while somebody presses Ctrl-C: the loop has no turn between them."""
-
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        life.put(life.client())
-        await turns()
-        asked = asyncio.create_task(life.daemon.drain(10.0))
-        await asyncio.sleep(2.0)
-        life.signal()
-        life.signal(signal.SIGINT)
-        assert await life.ends() == (0, 2.0)
-        await asked
-
-    log = events(live(story), "draining", "stopping at once")
-    assert [line.get("by", line.get("signal")) for line in log] == ["producerctl", "SIGTERM", "SIGINT"]
-
-
 # ---- lost records
 
 
-def lose_records(life: Life) -> None:
-    """A client wants its rows delivered, and leaves; Kinesis does not answer."""
-    life.service.answers.clear()
-    client = life.client(deliver=True)
-    life.put(client)
-    client.protocol.connection_lost(None)
+LOST: Final = {"event": "records were lost: their callers had gone", "log_level": "error", "records": 5}
 
 
 @pytest.mark.parametrize(
@@ -645,26 +621,25 @@ def lose_records(life: Life) -> None:
 def test_a_daemon_that_is_scraped_and_loses_records_waits_for_a_last_scrape(
     live: Live, age: float, owned: bool, ends_at: float
 ) -> None:
-    """It is scraped if that happened within two minutes.  Nobody scrapes a daemon that belongs to a task."""
+    """It is scraped if that happened within two minutes.  A daemon that belongs to a task is not waited for."""
 
     async def story(life: Life) -> None:
         await asyncio.sleep(150.0 - age)
-        assert b"\nproducerd_ready 1.0\n" in await life.daemon.render_metrics(everything=False)
+        assert await life.shows("ready") == "1.0"
         await asyncio.sleep(120.0 - life.loop.time())
-        lose_records(life)
+        life.lose_records()
         await turns()
         life.signal()
         assert await life.ends() == (1, ends_at)
 
-    lost = {"event": "records were lost: their callers had gone", "log_level": "error", "records": 5}
-    assert live(story, owned=owned)[-2:] == [lost, stopped(lost=5)]
+    assert live(story, owned=owned)[-2:] == [LOST, stopped(lost=5)]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 def test_another_signal_ends_the_wait_for_the_last_scrape(live: Live, seconds: float) -> None:
     async def story(life: Life) -> None:
         await life.daemon.render_metrics(everything=False)
-        lose_records(life)
+        life.lose_records()
         await turns()
         life.signal()
         await asyncio.sleep(30.0)
@@ -683,7 +658,7 @@ def test_each_prometheus_reads_how_many_records_were_lost(live: Live) -> None:
 
     async def story(life: Life) -> None:
         await life.daemon.render_metrics(everything=False)
-        lose_records(life)
+        life.lose_records()
         await turns()
         life.signal()
         for seconds in (31.0, 15.0):
@@ -698,41 +673,6 @@ def test_each_prometheus_reads_how_many_records_were_lost(live: Live) -> None:
 # ---- the end by itself
 
 
-def test_a_daemon_outlives_its_owner_by_three_seconds(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        life.put(life.client())
-        await asyncio.sleep(4.0)
-        life.owner.ended.set()
-        assert await life.ends() == (0, 7.0)
-
-    draining = {"event": "draining", "log_level": "info", "owner_ended": 77, "seconds": 3.0}
-    assert live(story, owned=True)[1:] == [draining, stopped(returned=5)]
-
-
-def test_a_daemon_that_empties_its_queues_outlives_its_owner_no_longer(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.service.answers.clear()
-        life.put(life.client())
-        await turns()
-        asked = asyncio.create_task(life.daemon.drain(20.0))
-        await turns()
-        life.owner.ended.set()
-        code, ended_at = await life.ends()
-        assert (code, round(ended_at, 6)) == (0, 3.1)
-        await asked
-
-    live(story, owned=True)
-
-
-def test_a_signal_ends_a_daemon_whose_owner_lives(live: Live) -> None:
-    async def story(life: Life) -> None:
-        life.signal()
-        assert await life.ends() == (0, 0.0)
-
-    live(story, owned=True)
-
-
 def test_a_daemon_that_nobody_uses_ends_when_its_time_is_over(live: Live) -> None:
     async def story(life: Life) -> None:
         assert await life.ends() == (0, 30.0)
@@ -741,28 +681,20 @@ def test_a_daemon_that_nobody_uses_ends_when_its_time_is_over(live: Live) -> Non
     assert live(story, with_node(exit_when_idle_seconds=30.0))[1:] == [idle, stopped()]
 
 
-def test_a_client_without_a_stream_keeps_a_daemon_that_ends_when_it_is_idle(live: Live) -> None:
-    async def story(life: Life) -> None:
-        await asyncio.sleep(10.0)
-        client = life.client("")
-        await asyncio.sleep(90.0)
-        client.protocol.connection_lost(None)
-        assert await life.ends() == (0, 130.0)
-
-    live(story, with_node(exit_when_idle_seconds=30.0))
-
-
 def test_a_client_or_its_records_keep_a_daemon_that_ends_when_it_is_idle(live: Live) -> None:
+    """Also a client without a stream."""
+
     async def story(life: Life) -> None:
-        await asyncio.sleep(10.0)
-        client = life.client()
-        await asyncio.sleep(100.0)
-        client.protocol.connection_lost(None)
+        for stream in ("", "flights"):
+            await asyncio.sleep(10.0)
+            client = life.client(stream)
+            await asyncio.sleep(90.0)
+            client.protocol.connection_lost(None)
         await asyncio.sleep(20.0)
-        lose_records(life)
+        life.lose_records()
         await asyncio.sleep(100.0)
         life.service.answers.set()
-        assert await life.ends() == (0, 260.0)
+        assert await life.ends() == (0, 350.0)
 
     live(story, with_node(exit_when_idle_seconds=30.0))
 
@@ -793,28 +725,23 @@ def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkey
         clients = [life.client(), life.client()]
         await turns()
         life.new_certificates = ["certificates: ca.pem has others"]
-        hash_before = life.daemon._metrics.config_hash
-        (life.listener.path).unlink()
+        hash_before = await life.shows("config_info")
+        life.listener.path.unlink()
+        await asyncio.sleep(1.0)  # the next scrape has another text
         answer = await life.daemon.reload()
         assert life.listener.path.exists()
         assert life.admin.looks == 1
         assert [client.closed for client in clients] == [True, False]
-        assert answer["needs_restart"] == (REGION,)
-        assert answer["unready"] is None
+        assert (answer["needs_restart"], answer["unready"]) == ((REGION,), None)
         assert life.daemon.config.node.max_connections == 1
         assert life.daemon.rules.allowed_uids == {7}
-        assert life.stream.settings.linger_seconds == 7
-        assert life.daemon._metrics.config_hash != hash_before
+        assert [stream.settings.linger_seconds for stream in life.streams] == [7]
+        assert await life.shows("config_info") != hash_before
         assert levels == ["debug"]
-        await turns()
-        life.signal(signal.SIGHUP)
-        await turns()
-        assert loads == 2
-        life.signal(signal.SIGHUP)
-        await turns()
-        assert loads == 3
-        life.daemon._acceptor.problem = "nobody can connect"
-        assert life.systemd.status() == "nobody can connect"
+        for times in (2, 3):
+            life.signal(signal.SIGHUP)
+            await turns()
+            assert loads == times
 
     log = live(story, load=load)
     danger = {"event": "a setting exposes something to others", "log_level": "warning", "what": "a danger"}
@@ -838,9 +765,9 @@ def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkey
 def test_while_nobody_can_connect_a_reload_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(life: Life) -> None:
         async def look() -> None:
-            life.daemon._acceptor.problem = "nobody can connect"
+            life.acceptor.problem = "nobody can connect"
 
-        monkeypatch.setattr(life.daemon._acceptor, "look", look)
+        monkeypatch.setattr(life.acceptor, "look", look)
         assert await life.daemon.reload() == {"changed": [], "needs_restart": (), "unready": "nobody can connect"}
         assert life.systemd.status() == life.daemon.unready == "nobody can connect"
 
@@ -870,7 +797,7 @@ def test_settings_that_do_not_hold_change_nothing_and_are_named(
             await life.daemon.reload()
         assert list(refused.value.problems) == problems
         assert life.daemon.config is CONFIG
-        assert not life.daemon._metrics.reload_succeeded
+        assert await life.shows("config_last_reload_successful") == "0.0"
         life.signal(signal.SIGHUP)
         await turns()
 
