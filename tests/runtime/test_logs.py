@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import select
-import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,10 +30,9 @@ from producerd.errors import ConfigurationError
 from producerd.runtime import app, log_lines, logs
 from producerd.runtime.log_lines import LogLines
 from producerd.runtime.repeats import Repeats
-from producerd.testing import FakeKinesis
-from producerd.testing.fake_kinesis import FakeServer
-from tests.daemon import CREDENTIALS, PATIENCE_SECONDS, QUICK, ROOT, SERVICE_PYTHON, WireClient, directory, rows, until
+from tests.daemon import PATIENCE_SECONDS, until
 from tests.remedies import calls
+from tests.runtime.timers import Timers
 
 PIPE_BYTES: Final = 4_096
 """The least that a pipe can hold."""
@@ -51,11 +50,23 @@ def _put_back() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """What was written since; of a log that runs no more."""
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    return captured.err.splitlines()
+Written = Callable[[logs.Level, logs.Format], AbstractContextManager[list[str]]]
+
+
+@pytest.fixture
+def running(capfd: pytest.CaptureFixture[str]) -> Written:
+    """Run the log for a block, at whose end the list has the lines that were written."""
+
+    @contextlib.contextmanager
+    def run(level: logs.Level, form: logs.Format) -> Iterator[list[str]]:
+        lines: list[str] = []
+        with logs.running(level, form):
+            yield lines
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        lines += captured.err.splitlines()
+
+    return run
 
 
 def test_when_a_log_ends_what_was_there_before_writes_again() -> None:
@@ -68,36 +79,47 @@ def test_when_a_log_ends_what_was_there_before_writes_again() -> None:
     assert warnings.showwarning is shows_warnings
 
 
-def test_a_log_that_runs_can_be_asked_for_its_last_lines_and_for_how_many_were_lost(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with logs.running("info", "text"):
+def test_a_log_that_runs_can_be_asked_for_its_last_lines_and_for_how_many_were_lost(running: Written) -> None:
+    with running("info", "text") as written:
         assert logs.lost_lines() == {"full": 0, "failed": 0}
         assert logs.recent_lines() == []
         logs.get_logger("x").info("event")
         recent = logs.recent_lines()
-    assert recent == lines(capfd)
+    assert recent == written
     assert len(recent) == 1
 
 
 # ---- lines
 
 
-def test_text_has_time_level_logger_event_and_values(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "text"):
-        logs.get_logger("producerd.gate").warning("caller blocked", stream="flights", queue=20_000, reason="queue full")
-    (line,) = lines(capfd)
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z WARNING producerd\.gate: caller blocked "
-        r'stream=flights queue=20000 reason="queue full"',
-        line,
-    )
+@pytest.mark.parametrize(
+    ("event", "values", "line"),
+    [
+        (
+            *("caller blocked", {"stream": "flights", "queue": 20_000, "reason": "queue full"}),
+            'caller blocked stream=flights queue=20000 reason="queue full"',
+        ),
+        ("first\nERROR second", {"client": "a\nb"}, r'first\nERROR second client="a\nb"'),
+        ('a \\ and a "quote"', {"none": None, "path": "a\\b"}, r'a \ and a "quote" none=None path=a\b'),
+        ("only what could be misread", {"empty": "", "pair": "a=b"}, 'only what could be misread empty="" pair="a=b"'),
+        ("what Unicode cannot say", {"path": "/tmp/\udcff"}, r'what Unicode cannot say path="/tmp/\udcff"'),
+    ],
+)
+def test_a_message_is_one_line_of_text_with_its_values(
+    running: Written, event: str, values: dict[str, Any], line: str
+) -> None:
+    with running("info", "text") as written:
+        logs.get_logger("producerd.gate").warning(event, **values)
+    (told,) = written
+    head, text = told.split(" producerd.gate: ", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z WARNING", head)
+    assert text == line
 
 
-def test_json_has_the_same_as_one_object(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "json"):
+def test_json_has_the_same_as_one_object(running: Written) -> None:
+    with running("info", "json") as written:
         logs.get_logger("producerd.gate").info("caller blocked", stream="flights", queue=7, who=object)
-    (line,) = lines(capfd)
+    (line,) = written
     read = json.loads(line)
     assert list(read)[:4] == ["timestamp", "level", "logger", "event"]
     assert read["timestamp"].endswith("Z")
@@ -105,30 +127,14 @@ def test_json_has_the_same_as_one_object(capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_library_comes_out_of_the_same_renderer(capfd: pytest.CaptureFixture[str], form: logs.Format) -> None:
-    with logs.running("info", form):
+def test_a_library_comes_out_of_the_same_renderer(running: Written, form: logs.Format) -> None:
+    with running("info", form) as written:
         logging.getLogger("aiohttp.access").warning("%s took %d ms", "GET", 7)
-    (line,) = lines(capfd)
+    (line,) = written
     if form == "json":
         assert json.loads(line)["event"] == "GET took 7 ms"
     else:
         assert line.endswith("Z WARNING aiohttp.access: GET took 7 ms")
-
-
-def test_a_text_with_a_line_break_cannot_look_like_two_messages(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "text"):
-        logs.get_logger("x").info("first\nERROR second", client="a\nb")
-    (line,) = lines(capfd)
-    assert line.endswith(r'first\nERROR second client="a\nb"')
-
-
-def test_only_what_could_be_misread_is_quoted(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "text"):
-        logs.get_logger("x").info('a \\ and a "quote"', empty="", path="a\\b", none=None, words="a b", pair="a=b")
-    (line,) = lines(capfd)
-    head, text = line.split(" x: ", 1)
-    assert head.endswith("Z INFO   ")
-    assert text == r'a \ and a "quote" empty="" path=a\b none=None words="a b" pair="a=b"'
 
 
 @pytest.mark.parametrize("character", ["\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u202e"])
@@ -141,21 +147,21 @@ def test_what_a_terminal_would_obey_is_escaped(capfd: pytest.CaptureFixture[str]
     assert 'stream="café au lait"' in told
 
 
-def test_warnings_are_messages(capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_messages(running: Written) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        with logs.running("info", "text"):
+        with running("info", "text") as written:
             warnings.warn("old", DeprecationWarning, stacklevel=1)
-    assert "DeprecationWarning: old" in lines(capfd)[0]
+    assert "DeprecationWarning: old" in written[0]
 
 
-def test_a_line_says_what_was_so_when_it_was_logged(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_what_was_so_when_it_was_logged(running: Written) -> None:
     shards = ["shardId-0"]
-    with logs.running("info", "json"):
+    with running("info", "json") as written:
         logs.get_logger("x").info("shards", shards=shards)
         logging.getLogger("y").info("%s", shards)
         shards.clear()
-    assert [json.loads(line).get("shards", "shardId-0") for line in lines(capfd)] == [["shardId-0"], "shardId-0"]
+    assert [json.loads(line).get("shards", "shardId-0") for line in written] == [["shardId-0"], "shardId-0"]
 
 
 class Unspeakable:
@@ -163,65 +169,45 @@ class Unspeakable:
         raise ValueError("s3cret")
 
 
-def test_a_message_that_cannot_be_rendered_ends_nothing_and_says_whose_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "text"):
+def test_a_message_that_cannot_be_rendered_ends_nothing_and_says_whose_it_is(running: Written) -> None:
+    with running("info", "text") as written:
         logs.get_logger("x").info("what", value=Unspeakable())
         logging.getLogger("y").info("%d rows", "s3cret")
-    told = lines(capfd)
-    assert [line.partition(" ")[2] for line in told] == [
-        "ERROR   producerd: a message could not be rendered of=x",
-        "ERROR   producerd: a message could not be rendered of=y",
-    ]
-
-
-def test_what_unicode_cannot_say_is_written_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "text"):
-        logs.get_logger("x").info("no directory", path="/tmp/\udcff")
-    (line,) = lines(capfd)
-    assert line.endswith('path="/tmp/\\udcff"')
+    told = [line.partition(" ")[2] for line in written]
+    assert told == [f"ERROR   producerd: a message could not be rendered of={logger}" for logger in "xy"]
 
 
 # ---- what is never told
 
 
 @pytest.mark.promise("exception-quote-row")
-def test_at_debug_aws_still_writes_no_requests(capfd: pytest.CaptureFixture[str]) -> None:
+def test_at_debug_aws_still_writes_no_requests(running: Written) -> None:
     importlib.import_module("producerd.runtime.aws.credentials")
-    with logs.running("debug", "text"):
+    with running("debug", "text") as written:
         logging.getLogger("botocore.auth").debug("StringToSign ... x-amz-security-token")
         logging.getLogger("botocore.credentials").info("Found credentials from IAM Role: what the source said")
         logging.getLogger("aiobotocore.tokens").warning("what the source said")
         logging.getLogger("aiohttp.access").info("a request")
-    (line,) = lines(capfd)
+    (line,) = written
     assert line.endswith("a request")
-
-
-def test_a_traceback_is_told_without_the_values_of_variables(capfd: pytest.CaptureFixture[str]) -> None:
-    payload = "customer's " + "data"
-    with logs.running("info", "text"):
-        try:
-            raise RuntimeError("it broke")
-        except RuntimeError:
-            logs.get_logger("x").exception("job failed")
-    text = "\n".join(lines(capfd))
-    assert "RuntimeError: it broke" in text
-    assert payload not in text
 
 
 @pytest.mark.promise("exception-quote-row")
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_where_an_exception_may_quote_a_row_its_words_are_left_out(
-    capfd: pytest.CaptureFixture[str], form: logs.Format
+def test_an_exception_is_told_with_its_code_and_where_it_may_quote_a_row_without_its_words(
+    running: Written, form: logs.Format
 ) -> None:
     key = b"s3" + b"cret"
-    with logs.running("info", form):
-        try:
-            int(key)
-        except ValueError:
-            logs.get_logger("x").exception("a job could not be sorted", stream="flights", exc_text=False)
-    text = "\n".join(lines(capfd))
-    assert "ValueError" in text
-    assert "int(key)" in text
+    with running("info", form) as written:
+        for quotes in (False, True):
+            try:
+                int(key if quotes else b"of nobody")
+            except ValueError:
+                options: dict[str, Any] = {"exc_text": False} if quotes else {}
+                logs.get_logger("x").exception("a job could not be sorted", stream="flights", **options)
+    text = "\n".join(written)
+    assert "ValueError: invalid literal for int() with base 10: b'of nobody'" in text
+    assert text.count("int(key if quotes") == text.count("ValueError") == 2
     assert "s3cret" not in text
     assert "exc_text" not in text
 
@@ -229,27 +215,23 @@ def test_where_an_exception_may_quote_a_row_its_words_are_left_out(
 @pytest.mark.promise("exception-quote-row", "key-service-quotes-left")
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("key", ["s3cret", "s3cret' s3cret", "it's s3cret"])
-def test_a_key_that_the_service_quotes_is_left_out(
-    capfd: pytest.CaptureFixture[str], form: logs.Format, key: str
-) -> None:
+def test_a_key_that_the_service_quotes_is_left_out(running: Written, form: logs.Format, key: str) -> None:
     said = f"Value '{key}' at 'records.1.member.partitionKey' failed to satisfy constraint"
-    with logs.running("info", form):
+    with running("info", form) as written:
         logs.get_logger("x").warning("stream looks refused", message=f"2 validation errors detected: {said}; {said}")
-    (line,) = lines(capfd)
+    (line,) = written
     assert line.count("at 'records.1.member.partitionKey' failed to satisfy constraint") == 2
     assert "s3cret" not in line
 
 
 @pytest.mark.promise("url-shown-login-query")
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_url_s_login_and_query_are_left_out_and_nothing_else(
-    capfd: pytest.CaptureFixture[str], form: logs.Format
-) -> None:
-    with logs.running("info", form):
+def test_a_url_s_login_and_query_are_left_out_and_nothing_else(running: Written, form: logs.Format) -> None:
+    with running("info", form) as written:
         logs.get_logger("x").warning(
             "refused", message="by http://user:s3/cret@proxy:1/?s3cret", url="http://here", at="a@b"
         )
-    (line,) = lines(capfd)
+    (line,) = written
     assert "s3" not in line
     assert "http://***@proxy:1/" in line
     assert "http://here" in line
@@ -288,13 +270,13 @@ def repeated(line: str) -> tuple[str, int | None]:
 
 
 @pytest.mark.promise("same-message-written")
-def test_the_same_message_is_written_a_few_times_and_then_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("info", "json"):
+def test_the_same_message_is_written_a_few_times_and_then_counted(running: Written) -> None:
+    with running("info", "json") as written:
         log = logs.get_logger("x")
         for number in range(1_000):
             log.warning("caller blocked", stream="flights", session=number)
         log.warning("caller blocked", stream="clicks", session=0)
-    *first, other, count = lines(capfd)
+    *first, other, count = written
     assert [json.loads(line)["session"] for line in first] == [0, 1, 2, 3, 4]
     assert json.loads(other)["stream"] == "clicks"
     told = json.loads(count)
@@ -304,36 +286,30 @@ def test_the_same_message_is_written_a_few_times_and_then_counted(capfd: pytest.
     }  # fmt: skip
 
 
-def test_of_libraries_the_template_is_what_repeats_and_tracebacks_are_no_difference(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with logs.running("info", "json"):
+def test_of_libraries_the_template_is_what_repeats_and_tracebacks_are_no_difference(running: Written) -> None:
+    with running("info", "json") as written:
         for number in range(7):
             logging.getLogger("aiohttp.client").warning("%s took %d ms", "GET", number)
             try:
                 raise RuntimeError(number)
             except RuntimeError:
                 logs.get_logger("x").exception("job failed")
-    written = lines(capfd)
     told = [repeated(line) for line in written]
     assert told[-2:] == [("%s took %d ms", 2), ("job failed", 2)]
     assert "stream" not in json.loads(written[-1])
     assert len(told) == 2 * 5 + 2
 
 
-def test_who_asks_for_debug_has_all_of_it(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("debug", "json"):
-        for number in range(100):
-            logs.get_logger("x").debug("session opened", session=number)
-    assert [json.loads(line)["session"] for line in lines(capfd)] == list(range(100))
-
-
-def test_of_orders_each_is_written_however_many_repeat(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("level", "logger", "orders"), [("debug", "x", False), ("info", "producerd.orders", True)])
+def test_for_debugging_and_of_orders_each_is_written_however_many_repeat(
+    running: Written, level: logs.Level, logger: str, orders: bool
+) -> None:
     """The log is the record of who ordered what."""
-    with logs.running("info", "json"):
-        for number in range(8):
-            logs.get_logger("producerd.orders").info("order", path="/flush", pid=number)
-    assert [json.loads(line)["pid"] for line in lines(capfd)] == list(range(8))
+    with running(level, "json") as written:
+        log = logs.get_logger(logger)
+        for number in range(20):
+            (log.info if orders else log.debug)("order", pid=number)
+    assert [json.loads(line)["pid"] for line in written] == list(range(20))
 
 
 class Reader:
@@ -400,25 +376,20 @@ def test_a_count_is_told_at_the_end_of_its_window_though_nothing_else_is_logged(
         assert [reader.line(), reader.line()] == ["slow", "slow repeated=2"]
 
 
-def test_the_next_message_of_its_kind_tells_the_count(reader: Reader) -> None:
-    now = 0.0
-    with writing(reader, Repeats(1), lambda: now) as log:
-        log.warning("slow")
-        log.warning("slow")
-        now = 60.0
-        log.warning("slow")
-        assert [reader.line(), reader.line()] == ["slow", "slow repeated=1"]
-
-
-def test_a_count_is_told_before_the_line_that_follows_its_window(reader: Reader) -> None:
+@pytest.mark.parametrize(
+    ("next_one", "written"), [("slow", ["slow repeated=1"]), ("other", ["slow repeated=1", "other"])]
+)
+def test_the_next_line_after_a_window_tells_the_count_or_follows_it(
+    reader: Reader, next_one: str, written: list[str]
+) -> None:
     now = 0.0
     with writing(reader, Repeats(1), lambda: now) as log:
         log.warning("slow")
         log.warning("slow")
         assert reader.line() == "slow"
         now = 60.0
-        log.warning("other")
-        assert [reader.line(), reader.line()] == ["slow repeated=1", "other"]
+        log.warning(next_one)
+        assert [reader.line() for _ in written] == written
 
 
 @pytest.mark.parametrize(("written_at", "waited"), [(45.0, 15.0), (70.0, 0.0)])
@@ -500,14 +471,10 @@ def test_of_short_lines_256_kibibytes_are_kept_to_the_byte() -> None:
         handler.close()
 
 
-def test_a_line_of_a_mebibyte_is_held(reader: Reader) -> None:
+def test_a_line_of_a_mebibyte_is_written_and_a_longer_one_is_dropped_at_once(reader: Reader) -> None:
     with writing(reader) as log:
         log.debug("x" * 1_048_575)
         assert reader.line() == "x" * 1_048_575
-
-
-def test_a_longer_line_is_dropped_at_once_and_the_next_is_written(reader: Reader) -> None:
-    with writing(reader) as log:
         log.debug("x" * 1_048_576)
         assert reader.line() == "log lines were dropped lines=1"
         log.debug("next")
@@ -585,96 +552,37 @@ def test_with_stderr_closed_nothing_is_written_anywhere(monkeypatch: pytest.Monk
         logs.get_logger("x").error("nobody hears this")
 
 
-@pytest.mark.promise("daemon-log-nobody-reads")
-def test_a_daemon_whose_log_nobody_reads_goes_on_serving_and_ends_when_it_is_told(
-    kinesis: FakeKinesis, server: FakeServer, reader: Reader
-) -> None:
-    with directory() as path:
-        settings = {**QUICK, "socket": path / "daemon.sock", "metrics_listen": "", "endpoint_url": server.url}
-        settings["log_level"] = "debug"
-        process = subprocess.Popen(
-            [SERVICE_PYTHON, "-m", "producerd", "serve", *(f"--set={key}={value}" for key, value in settings.items())],
-            cwd=ROOT,
-            env={"PATH": os.environ["PATH"], "HOME": str(path), **CREDENTIALS},
-            stderr=reader.descriptor,
-        )
-        try:
-            assert until(lambda: process.poll() is not None or " serving " in reader.line(), seconds=60.0)
-            for number in range(60):
-                with WireClient(path / "daemon.sock").hello(client=f"client {number} {'x' * 100}") as client:
-                    client.open()
-                    client.put(rows(1))
-                    assert client.acks()[0].stored == 1
-            assert full(reader)
-            process.terminate()
-            assert process.wait(PATIENCE_SECONDS) == 0
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
 # ---- the end
 
 
 CONFIG: Final = ["region=us-east-1", "log_format=json"]
 
 
-def test_an_exception_that_ends_the_daemon_is_its_last_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RuntimeError("half settled"), ConfigurationError(["no"])])
+def test_an_exception_that_ends_the_daemon_is_its_last_line_and_a_wrong_setting_is_left_to_the_command(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*_: object) -> int:
-        raise RuntimeError("half settled")
+        logs.get_logger("x").info("before")
+        raise error
 
     monkeypatch.setattr(app, "_run", fail)
-    assert app.run(load(None, CONFIG), load) == 1
-    (line,) = lines(capfd)
-    told = json.loads(line)
-    assert (told["level"], told["event"]) == ("error", "the daemon has failed")
-    assert "RuntimeError: half settled" in told["exception"]
-
-
-def test_a_configuration_error_is_left_to_the_command_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        logs.get_logger("x").info("before")
-        raise ConfigurationError(["no"])
-
-    monkeypatch.setattr(app, "_run", refuse)
-    with pytest.raises(ConfigurationError):
-        app.run(load(None, CONFIG), load)
-    (line,) = lines(capfd)
-    assert json.loads(line)["event"] == "before"
+    if isinstance(error, ConfigurationError):
+        with pytest.raises(ConfigurationError):
+            app.run(load(None, CONFIG), load)
+    else:
+        assert app.run(load(None, CONFIG), load) == 1
+    before, *last = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert before["event"] == "before"
+    if not isinstance(error, ConfigurationError):
+        (told,) = last
+        assert (told["level"], told["event"]) == ("error", "the daemon has failed")
+        assert "RuntimeError: half settled" in told["exception"]
+    else:
+        assert last == []
 
 
 # ---- levels
-
-
-class Timers:
-    """The loop's time, as far as it goes on."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.timers: dict[Timers.Timer, None] = {}
-
-    class Timer:
-        def __init__(self, of: Timers, at: float, call: Callable[[], None]) -> None:
-            self.of, self.at, self.call = of, at, call
-
-        def cancel(self) -> None:
-            self.of.timers.pop(self, None)
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        timer = self.Timer(self, self.now + seconds, call)
-        self.timers[timer] = None
-        return timer
-
-    def go_on(self, seconds: float) -> None:
-        self.now += seconds
-        for timer in [timer for timer in self.timers if timer.at <= self.now]:
-            del self.timers[timer]
-            timer.call()
 
 
 @pytest.fixture
@@ -684,33 +592,22 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     return timers
 
 
-def test_messages_below_the_level_are_not_written(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("warning", "text"):
-        log = logs.get_logger("x")
-        log.info("no")
-        log.warning("yes")
-    assert len(lines(capfd)) == 1
-
-
-def test_a_logger_made_before_follows_the_newest_configuration(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_logger_made_before_follows_the_level_of_the_newest_configuration(running: Written) -> None:
     log = logs.get_logger("x")
-    with logs.running("error", "text"):
+    with running("error", "text") as nothing:
         log.info("no")
-    with logs.running("debug", "json"):
+    with running("debug", "json") as written:
         log.debug("yes")
         with structlog.testing.capture_logs() as captured:
             log.debug("for a test")
-    (line,) = lines(capfd)
-    assert json.loads(line)["event"] == "yes"
+    assert (nothing, [json.loads(line)["event"] for line in written]) == ([], ["yes"])
     assert captured == [{"event": "for a test", "log_level": "debug"}]
 
 
 @pytest.mark.promise("another-level-holds")
-def test_another_level_holds_for_its_period_and_each_change_is_told(
-    capfd: pytest.CaptureFixture[str], timers: Timers
-) -> None:
+def test_another_level_holds_for_its_period_and_each_change_is_told(running: Written, timers: Timers) -> None:
     began = datetime.now(UTC)
-    with logs.running("error", "json"):
+    with running("error", "json") as written:
         log = logs.get_logger("x")
         log.debug("before")
         logs.set_level("debug", 600.0)
@@ -721,7 +618,7 @@ def test_another_level_holds_for_its_period_and_each_change_is_told(
         timers.go_on(1.0)
         assert logs.level() == "error"
         log.debug("after")
-    changed, within, back = [json.loads(line) for line in lines(capfd)]
+    changed, within, back = [json.loads(line) for line in written]
     assert (changed["event"], changed["to"], changed["before"]) == ("log level changed", "debug", "error")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", changed["until"])
     assert 599 < (datetime.fromisoformat(changed["until"]) - began).total_seconds() < 600 + PATIENCE_SECONDS
@@ -729,11 +626,11 @@ def test_another_level_holds_for_its_period_and_each_change_is_told(
     assert (back["event"], back["to"], back["before"]) == ("log level changed", "error", "debug")
 
 
-def test_each_change_is_told_however_many_there_are(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.running("error", "json"):
+def test_each_change_is_told_however_many_there_are(running: Written) -> None:
+    with running("error", "json") as written:
         for level in ("warning", "error") * 10:
             logs.set_level(level)
-    assert [json.loads(line)["until"] for line in lines(capfd)] == ["the next change"] * 20
+    assert [json.loads(line)["until"] for line in written] == ["the next change"] * 20
 
 
 def test_a_new_call_takes_the_place_of_the_last_one(timers: Timers) -> None:
@@ -751,7 +648,7 @@ def test_a_new_call_takes_the_place_of_the_last_one(timers: Timers) -> None:
 
 
 @pytest.mark.promise("another-level-holds")
-def test_a_reload_within_a_period_takes_effect_at_its_end(timers: Timers) -> None:
+def test_a_reload_takes_effect_at_the_end_of_a_period_and_else_if_it_says_something_new(timers: Timers) -> None:
     with logs.running("info", "text"):
         logs.set_level("debug", 600.0)
         logs.reconfigure("warning")
@@ -760,15 +657,11 @@ def test_a_reload_within_a_period_takes_effect_at_its_end(timers: Timers) -> Non
         assert logs.level() == "warning"
         logs.reconfigure("error")
         assert logs.level() == "error", "no period is under way any more"
-
-
-def test_a_reload_without_a_period_takes_effect_if_it_says_something_new() -> None:
-    with logs.running("info", "text"):
         logs.set_level("debug")
-        logs.reconfigure("info")
+        logs.reconfigure("error")
         assert logs.level() == "debug"
-        logs.reconfigure("warning")
-        assert logs.level() == "warning"
+        logs.reconfigure("info")
+        assert logs.level() == "info"
 
 
 def test_libraries_follow_a_level_as_they_follow_the_configured_one(timers: Timers) -> None:

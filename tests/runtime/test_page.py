@@ -24,12 +24,13 @@ from producerd.core.holding import ADVICE, Cause
 from producerd.runtime.page.page import HEADERS, KEPT_SECONDS, LOOK_SECONDS, Page
 from producerd.runtime.page.pictures import SAMPLES, line, round_above, shares_picture
 from producerd.runtime.page.standing import NO_SAMPLE, Sample, Standing, sample_of, standing_of, verdict_of
-from producerd.runtime.page.text import TEXT_CHARACTERS, count_of, duration_of, number_of
+from producerd.runtime.page.text import count_of, duration_of, number_of
 from producerd.runtime.page.text import text_of as as_html
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire.columns import lay_out
 from tests.daemon import PATIENCE_SECONDS, daemon, rows, session, until
+from tests.runtime.timers import Timers
 
 Told = dict[str, Any]
 MIB: Final = 1 << 20
@@ -39,31 +40,19 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not in
 
 def stream_of(name: str = "flights", **differently: Any) -> Told:
     """The status of one that works and has nothing to do."""
+    numbers = "queue_records queue_bytes blocked_callers requests_in_flight ingest_records delivered_records"
+    numbers += " failed_records discarded_records record_retries share oldest_record_seconds blocked_seconds"
     return {
+        **dict.fromkeys(numbers.split(), 0),
+        **dict.fromkeys(("cause", "shard_id", "reason", "last_error"), ""),
         "stream": name,
         "health": "working",
         "paused": False,
-        "queue_records": 0,
         "queue_limit_records": 1_000,
-        "queue_bytes": 0,
         "queue_limit_bytes": 64 * MIB,
-        "blocked_callers": 0,
         "sessions": 1,
-        "requests_in_flight": 0,
         "shards_open": 4,
-        "cause": "",
-        "shard_id": "",
-        "share": 0.0,
-        "reason": "",
-        "last_error": "",
-        "ingest_records": 0,
-        "delivered_records": 0,
-        "failed_records": 0,
         "failed_reasons": {},
-        "discarded_records": 0,
-        "record_retries": 0,
-        "oldest_record_seconds": 0.0,
-        "blocked_seconds": 0.0,
         **differently,
     }
 
@@ -178,10 +167,6 @@ def test_a_stream_that_was_opened_since_the_last_look_counts_from_zero() -> None
     assert "accepted 10/s" in text_of(node.html())
 
 
-def test_a_stream_of_which_nothing_is_known_yet_is_in_no_trouble() -> None:
-    assert "No stream is in trouble" in text_of(Node(stream_of()).html())
-
-
 def test_counters_that_begin_anew_are_no_rates() -> None:
     """A stream was forgotten and opened again between two looks."""
     node = Node(stream_of(ingest_records=500, blocked_seconds=50.0, failed_records=5))
@@ -236,22 +221,6 @@ def test_streams_in_trouble_come_first_and_words_say_what_colours_do() -> None:
     said = "7 of 10 streams in trouble: a-broken, b-suspect, c-failing and 4 more"
     assert f"▲ {said}" in text_of(node.html())
     assert f"<title>{said} | producerd</title>" in node.html(), "the browser's tab says it, too"
-
-
-def test_a_minute_after_callers_were_blocked_the_stream_is_calm_again() -> None:
-    node = Node(stream_of())
-    node.page.look()
-    for _ in range(20):
-        node.passes(blocked_seconds=5)
-    assert "callers blocked for 100%" in text_of(node.html())
-    for _ in range(12):
-        node.passes()
-    assert "No stream is in trouble" in text_of(node.html())
-
-
-@pytest.mark.parametrize(("number", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1_000, "1,000 rows")])
-def test_one_thing_is_said_as_one(number: int, said: str) -> None:
-    assert count_of(number, "row") == said
 
 
 @pytest.mark.parametrize("cause", get_args(Cause))
@@ -338,12 +307,6 @@ def test_what_others_said_is_text_and_nothing_else() -> None:
     }
 
 
-def test_a_long_error_is_cut() -> None:
-    html = Node(stream_of(last_error="x" * 1_000_000)).html()
-    assert "x" * TEXT_CHARACTERS + " …" in html
-    assert len(html) < 20_000
-
-
 @pytest.mark.promise("said-text-nothing-else", "web-page-reads-metrics")
 def test_it_needs_nothing_from_elsewhere_and_its_policy_allows_what_it_has() -> None:
     """No style or handler in an attribute: the policy would stop them."""
@@ -367,17 +330,24 @@ def test_it_needs_nothing_from_elsewhere_and_its_policy_allows_what_it_has() -> 
     assert "@import" not in html
 
 
-def test_every_picture_says_in_words_what_it_shows() -> None:
+@pytest.mark.parametrize(
+    ("looks", "records", "queue"),
+    [(0, "now 0 and 0, at most 0", "now 0%, at most 0%"), (1, "now 10 and 5, at most 10", "now 50%, at most 50%")],
+)
+def test_every_picture_says_in_words_what_it_shows(looks: int, records: str, queue: str) -> None:
+    """Also of a stream without a history."""
     node = Node(stream_of())
     node.page.look()
-    node.passes(ingest_records=50, delivered_records=25)
+    for _ in range(looks):
+        node.passes(ingest_records=50, delivered_records=25, queue_records=500)
     html = node.html()
     pictures = re.findall(r"<svg .*?</svg>", html, re.DOTALL)
     assert len(pictures) == 4
     for picture in pictures:
         assert 'role="img"' in picture
         assert re.search(r"<title>[^<]+, now [^<]+, at most [^<]+</title>", picture)
-    assert "flights: records accepted and stored a second, now 10 and 5, at most 10, in the last ten minutes" in html
+    assert f"flights: records accepted and stored a second, {records}, in the last ten minutes" in html
+    assert f"flights: how full the queue is, {queue}, in the last ten minutes" in html
 
 
 @pytest.mark.promise("however-many-look-made")
@@ -391,43 +361,26 @@ def test_however_many_look_it_is_made_once_a_second() -> None:
     assert "Connections 18" in text_of(node.page.html())
 
 
-class Timers:
-    """As much of a loop as it takes."""
-
-    def __init__(self) -> None:
-        self.due: list[tuple[float, Callable[..., None], tuple[Any, ...]]] = []
-        self.cancelled = 0
-
-    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: Any) -> Timers:
-        self.due.append((seconds, callback, arguments))
-        return self
-
-    def cancel(self) -> None:
-        self.cancelled += 1
-
-
 def test_it_looks_at_once_and_every_few_seconds_until_it_is_stopped() -> None:
     node, timers = Node(stream_of()), Timers()
+    node.page.stop()  # which changes nothing yet
     node.page.watch(timers)  # type: ignore[arg-type] # it is only part of a loop
     for _ in range(3):
-        seconds, callback, arguments = timers.due.pop()
-        assert not timers.due
-        node.now += seconds
-        callback(*arguments)
-    assert seconds == LOOK_SECONDS
+        assert timers.left == [LOOK_SECONDS]
+        node.now += LOOK_SECONDS
+        timers.go_on()
     assert len(heights(node.html(), "line accepted")) == 3
     node.page.stop()
-    assert timers.cancelled == 1
-
-
-def test_it_may_be_stopped_before_it_watches() -> None:
-    Node().page.stop()
+    assert timers.left == []
 
 
 # ---- its parts
 
 
 BLOCKED: Final = Sample(0.0, 0.0, 0.0, 0.1, 0)
+TWO_FAILED: Final = [NO_SAMPLE._replace(failed_records=1)] * 2
+WORKING: Final = Standing(8, "good", "working")
+NO_ANSWER: Final = Standing(2, "bad", "the service does not answer, or takes nothing")
 
 
 @pytest.mark.parametrize(
@@ -435,28 +388,19 @@ BLOCKED: Final = Sample(0.0, 0.0, 0.0, 0.1, 0)
     [
         ({"health": "broken"}, [], Standing(0, "bad", "broken: the service refuses it, or cannot be reached")),
         ({"health": "suspect"}, [], Standing(1, "bad", "suspect: it worked, and now the service refuses it")),
-        ({"health": "outage"}, [], Standing(2, "bad", "the service does not answer, or takes nothing")),
+        ({"health": "outage"}, [], NO_ANSWER),
+        ({"cause": "service", "queue_records": 1}, [], NO_ANSWER),
         (
-            {"cause": "service", "queue_records": 1},
-            [],
-            Standing(2, "bad", "the service does not answer, or takes nothing"),
-        ),
-        (
-            {"failed_reasons": {"A": 1, "B": 3, "C": 2}},
-            [NO_SAMPLE._replace(failed_records=1)] * 2,
+            *({"failed_reasons": {"A": 1, "B": 3, "C": 2}}, TWO_FAILED),
             Standing(3, "bad", "2 records failed in the last ten minutes: B and C"),
         ),
         ({"paused": True}, [], Standing(4, "slow", "paused")),
         ({}, [BLOCKED], Standing(5, "slow", "callers blocked for 10% of the last minute")),
         ({"oldest_record_seconds": 30.0}, [], Standing(6, "slow", "a record has waited for 30.0 s")),
-        (
-            {"last_error": "no", "queue_records": 1},
-            [],
-            Standing(7, "slow", "sends fail, and are tried again"),
-        ),
-        ({}, [], Standing(8, "good", "working")),
-        ({"oldest_record_seconds": 29.9}, [BLOCKED] * 11 + [NO_SAMPLE], Standing(8, "good", "working")),
-        ({}, [BLOCKED._replace(blocked_share=9.0)] * 9 + [NO_SAMPLE] * 12, Standing(8, "good", "working")),
+        ({"last_error": "no", "queue_records": 1}, [], Standing(7, "slow", "sends fail, and are tried again")),
+        ({}, [], WORKING),
+        ({"oldest_record_seconds": 29.9}, [BLOCKED] * 11 + [NO_SAMPLE], WORKING),
+        ({}, [BLOCKED._replace(blocked_share=9.0)] * 9 + [NO_SAMPLE] * 12, WORKING),
         ({"health": "unproven"}, [], Standing(9, "idle", "unproven: nothing was stored yet")),
     ],
 )
@@ -496,15 +440,9 @@ def test_two_looks_at_the_same_time_are_one() -> None:
     assert "accepted 1/s" in text_of(node.html())
 
 
-def test_a_stream_without_a_history_has_pictures_of_nothing() -> None:
-    html = Node(stream_of()).html()
-    assert "flights: records accepted and stored a second, now 0 and 0, at most 0, in the last ten minutes" in html
-    assert "flights: how full the queue is, now 0%, at most 0%, in the last ten minutes" in html
-    assert NO_SAMPLE == (0.0, 0.0, 0.0, 0.0, 0)
-
-
 def test_a_history_is_of_ten_minutes_and_a_page_of_a_second() -> None:
     assert (LOOK_SECONDS * SAMPLES, KEPT_SECONDS) == (600.0, 1.0)
+    assert NO_SAMPLE == (0.0, 0.0, 0.0, 0.0, 0)
 
 
 def test_a_picture_is_one_path_to_its_right_edge() -> None:
@@ -518,56 +456,45 @@ def test_a_picture_is_one_path_to_its_right_edge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "end"),
+    ("end", "values"),
     [
-        *((value, 1.0) for value in (0.0, 0.3, 1.0)),
-        *((value, 1.5) for value in (1.01, 1.5)),
-        *((value, 2.0) for value in (1.51, 2.0)),
-        *((value, 3.0) for value in (2.01, 3.0)),
-        *((value, 4.0) for value in (3.01, 4.0)),
-        *((value, 6.0) for value in (4.01, 6.0)),
-        *((value, 8.0) for value in (6.01, 8.0)),
-        *((value, 10.0) for value in (8.01, 10.0)),
-        *((value, 1_500.0) for value in (1_001.0, 1_500.0)),
+        (1.0, (0.0, 0.3, 1.0)),
+        (1.5, (1.01, 1.5)),
+        (2.0, (1.51, 2.0)),
+        (3.0, (2.01, 3.0)),
+        (4.0, (3.01, 4.0)),
+        (6.0, (4.01, 6.0)),
+        (8.0, (6.01, 8.0)),
+        (10.0, (8.01, 10.0)),
+        (1_500.0, (1_001.0, 1_500.0)),
     ],
 )
-def test_an_axis_ends_at_a_round_number(value: float, end: float) -> None:
-    assert round_above(value) == end
+def test_an_axis_ends_at_a_round_number(end: float, values: tuple[float, ...]) -> None:
+    assert {round_above(value) for value in values} == {end}
+
+
+def rows_of(number: int) -> str:
+    return count_of(number, "row")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("says", "texts"),
     [
-        (0.0, "0.0 s"),
-        (59.9, "59.9 s"),
-        (60.0, "1 min 0 s"),
-        (3_599.0, "59 min 59 s"),
-        (3_600.0, "1 h 0 min"),
-        (86_399.0, "23 h 59 min"),
-        (86_400.0, "1 d 0 h"),
-        (1_000 * 86_400.0 + 3_600.0, "1,000 d 1 h"),
+        (rows_of, {0: "0 rows", 1: "1 row", 2: "2 rows", 1_000: "1,000 rows"}),
+        (duration_of, {0.0: "0.0 s", 59.9: "59.9 s", 60.0: "1 min 0 s", 3_599.0: "59 min 59 s", 3_600.0: "1 h 0 min"}),
+        (duration_of, {86_399.0: "23 h 59 min", 86_400.0: "1 d 0 h", 1_000 * 86_400.0 + 3_600.0: "1,000 d 1 h"}),
+        (number_of, {0.0: "0", 7.0: "7", 9.5: "9.5", 0.25: "0.2", 10.0: "10", 10.4: "10", 2e3: "2,000"}),
+        (as_html, {"x" * 600: "x" * 600, "x" * 601: "x" * 600 + " …"}),
     ],
 )
-def test_a_duration_is_said_in_its_two_largest_units(seconds: float, said: str) -> None:
-    assert duration_of(seconds) == said
-
-
-@pytest.mark.parametrize(
-    ("value", "said"), [(0.0, "0"), (7.0, "7"), (9.5, "9.5"), (0.25, "0.2"), (10.0, "10"), (10.4, "10"), (2e3, "2,000")]
-)
-def test_a_number_has_a_decimal_place_if_that_tells_something(value: float, said: str) -> None:
-    assert number_of(value) == said
-
-
-@pytest.mark.parametrize(("length", "shown"), [(600, "x" * 600), (601, "x" * 600 + " …")])
-def test_a_text_is_cut_where_it_is_long(length: int, shown: str) -> None:
-    assert as_html("x" * length) == shown
+def test_numbers_durations_and_texts_are_short(says: Callable[[Any], str], texts: dict[Any, str]) -> None:
+    assert {value: says(value) for value in texts} == texts
 
 
 # ---- in a browser
 
 
-def browse(url: str, directory: Path, *, seconds: int = 2) -> str:
+def browse(url: str, directory: Path, *, seconds: int) -> str:
     """The page as it is after so long, in the browser's own time.  Nothing that it has may be against its policy."""
     assert CHROMIUM is not None
     # It draws nothing to look at, and root may run the tests: hence the first three.
@@ -613,31 +540,21 @@ def served(answer: Callable[[int], str | None]) -> Iterator[str]:
 @pytest.mark.promise("browser-renews-place")
 @pytest.mark.slow
 @needs_chromium
-def test_a_browser_renews_it_in_place(tmp_path: Path) -> None:
-    """And keeps what others said as text."""
+def test_a_browser_renews_it_in_place_and_says_so_where_it_gets_no_answer_any_more(tmp_path: Path) -> None:
+    """And keeps what others said as text.  It asks at 0, 5 and 10 seconds."""
     node = Node(stream_of(last_error=EVIL))
     node.page.look()
 
-    def answer(visit: int) -> str:
+    def answer(visit: int) -> str | None:
         node.told["connections"] = 100 + visit
         node.passes(ingest_records=50)
-        return node.html()
+        return node.html() if visit < 3 else None
 
     with served(answer) as url:
         seen = browse(url, tmp_path, seconds=12)
-    assert "Connections 103" in text_of(seen), "two more visits in 12 seconds"
-    assert re.search('<p id="gone"[^>]* hidden', seen)
-    assert seen.count("<script>") == 1
-
-
-@pytest.mark.promise("browser-renews-place")
-@pytest.mark.slow
-@needs_chromium
-def test_a_browser_that_gets_no_answer_any_more_says_so(tmp_path: Path) -> None:
-    node = Node(stream_of())
-    with served(lambda visit: node.html() if visit == 1 else None) as url:
-        seen = browse(url, tmp_path, seconds=7)
     assert "● No stream is in trouble" in text_of(seen), "what was known stays"
+    assert "Connections 102" in text_of(seen)
+    assert seen.count("<script>") == 1
     assert re.search('<p id="gone"', seen)
     assert not re.search('<p id="gone"[^>]* hidden', seen)
 
@@ -671,11 +588,12 @@ def test_a_browser_shows_why_a_real_daemons_stream_is_slow(
 
         def seen() -> str:
             """Return the page if it names the shard, which it does not while the shard's records are sent once more."""
-            html = browse(running.url, tmp_path)
+            html = browse(running.url, tmp_path, seconds=7)  # it has asked once more
             return html if f"{shard} holds " in text_of(sections(html)["flights"]) else ""
 
         html = until(seen, "the page shows which shard holds", PATIENCE_SECONDS + 3 * LOOK_SECONDS)
         shown = sections(html)
+        assert re.search('<p id="gone"[^>]* hidden', html)
         assert list(shown) == ["flights", "orders"]
         said = text_of(shown["flights"])
         assert "What to do Other shards have room: spread the keys of the shard that is named, or split it." in said

@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -36,6 +35,7 @@ from tests.daemon import (
     until,
 )
 from tests.runtime.activated import Activated
+from tests.runtime.timers import Timers
 
 ACTIVATE: Final = shutil.which("systemd-socket-activate")
 
@@ -73,12 +73,11 @@ class Ear:
         return False
 
 
-@pytest.mark.parametrize("kind", ["a path", "an abstract name"])
 def test_it_says_that_it_serves_and_lives_and_what_is_left_while_it_drains(
-    kinesis: FakeKinesis, server: FakeServer, kind: str
+    kinesis: FakeKinesis, server: FakeServer
 ) -> None:
     kinesis.standing.append(Fault("hang"))
-    with directory() as path, Ear(f"{'@' if kind == 'an abstract name' else ''}{path}/notify") as ear:
+    with directory() as path, Ear(f"{path}/notify") as ear:
         environ = {**CREDENTIALS, "NOTIFY_SOCKET": ear.address, "WATCHDOG_USEC": "200000"}
         with daemon(server.url, environ=environ) as running, session(running) as client:
             lives = {"WATCHDOG": "1", "STATUS": "serving: 0 streams, 0 records queued"}
@@ -101,87 +100,32 @@ def test_it_says_that_it_serves_and_lives_and_what_is_left_while_it_drains(
             assert running.wait() == 0
 
 
-def test_who_did_not_ask_for_a_watchdog_is_not_fed_one(kinesis: FakeKinesis, server: FakeServer) -> None:
-    """WATCHDOG_PID names another process."""
-    with directory() as path, Ear(f"{path}/notify") as ear:
-        of_another = {"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"}
-        with daemon(server.url, environ={**CREDENTIALS, "NOTIFY_SOCKET": ear.address, **of_another}) as running:
-            assert "WATCHDOG" not in ear.hear()
-            running.signal()
-            assert "WATCHDOG" not in ear.hear(lambda message: "STOPPING" in message)
+@pytest.mark.parametrize("address", ["", "vsock:2:1234", "/nowhere"])
+async def test_nobody_who_listens_is_told_nothing_and_children_inherit_nothing(address: str) -> None:
+    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "none", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+    notifier = Notifier(environ)
+    assert environ == {"HOME": "/"}
+    notifier.ready(lambda: "well")
+    notifier.stopping()
+    notifier.close()
 
 
-def test_a_manager_that_does_not_hear_ends_nothing(kinesis: FakeKinesis, server: FakeServer) -> None:
-    with (
-        daemon(server.url, environ={**CREDENTIALS, "NOTIFY_SOCKET": "/nowhere/notify"}) as running,
-        session(running) as client,
-    ):
-        client.put(rows(3))
-        assert client.acks()[0].stored == 3
-        assert running.end() == 0
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    timers = Timers()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
+    return timers
 
 
-async def test_a_loop_that_hangs_does_not_feed_the_watchdog() -> None:
-    with directory() as path, Ear(f"{path}/notify") as ear:
-        notifier = Notifier({"NOTIFY_SOCKET": ear.address, "WATCHDOG_USEC": "20000"})
-        notifier.ready(lambda: "well")
-        assert ear.hear() == {"READY": "1", "WATCHDOG": "1", "STATUS": "well"}
-        time.sleep(0.1)  # noqa: ASYNC251 - this is the hang
-        assert ear.hears_nothing()
-        await asyncio.sleep(0.03)
-        assert ear.hear() == {"WATCHDOG": "1", "STATUS": "well"}
-        notifier.close()
-
-
-async def test_what_could_not_be_told_is_told_with_the_next_message() -> None:
+def test_what_could_not_be_told_is_told_with_the_next_message(timers: Timers) -> None:
     with directory() as path:
         notifier = Notifier({"NOTIFY_SOCKET": f"{path}/notify", "WATCHDOG_USEC": "20000"})
         notifier.ready(lambda: "well")
         with Ear(f"{path}/notify") as ear:
             assert ear.hears_nothing()
-            await asyncio.sleep(0.03)
+            timers.go_on()
             assert ear.hear()["READY"] == "1"
             notifier.close()
-
-
-async def test_nobody_who_listens_is_told_nothing_and_children_inherit_nothing() -> None:
-    for address in ("", "vsock:2:1234", "/nowhere"):
-        environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "none", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
-        notifier = Notifier(environ)
-        assert environ == {"HOME": "/"}
-        notifier.ready(lambda: "well")
-        notifier.stopping()
-        notifier.close()
-
-
-class Loop:
-    """A loop whose one timer fires when the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.timers: list[Loop.Timer] = []
-        monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
-
-    class Timer:
-        def __init__(self, of: Loop, seconds: float, call: Callable[[], None]) -> None:
-            self.of, self.seconds, self.call = of, seconds, call
-
-        def cancel(self) -> None:
-            if self in self.of.timers:
-                self.of.timers.remove(self)
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        self.timers.append(self.Timer(self, seconds, call))
-        return self.timers[-1]
-
-    def fire(self) -> None:
-        (timer,) = self.timers
-        self.timers.clear()
-        timer.call()
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    return Loop(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +142,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     ],
 )
 def test_it_reports_every_five_seconds_and_twice_in_a_period_of_the_watchdog(
-    loop: Loop, usec: str, of: str, is_fed: bool, seconds: float
+    timers: Timers, usec: str, of: str, is_fed: bool, seconds: float
 ) -> None:
     pids = {"this process": str(os.getpid()), "another process": "1"}
     watchdog = {"WATCHDOG_USEC": usec, **({"WATCHDOG_PID": pids[of]} if of else {})}
@@ -207,15 +151,15 @@ def test_it_reports_every_five_seconds_and_twice_in_a_period_of_the_watchdog(
         notifier = Notifier({"NOTIFY_SOCKET": ear.address, **watchdog})
         notifier.ready(lambda: "well")
         assert ear.hear() == {"READY": "1", **report}
-        assert [timer.seconds for timer in loop.timers] == [seconds]
-        loop.fire()
+        assert timers.left == [seconds]
+        timers.go_on()
         assert ear.hear() == report
         notifier.close()
-        assert loop.timers == []
+        assert timers.left == []
 
 
 @pytest.mark.parametrize("kind", ["a path", "an abstract name"])
-def test_a_daemon_that_stops_is_given_half_a_minute_with_each_report(loop: Loop, kind: str) -> None:
+def test_a_daemon_that_stops_is_given_half_a_minute_with_each_report(timers: Timers, kind: str) -> None:
     with directory() as path, Ear(f"{'@' if kind == 'an abstract name' else ''}{path}/notify") as ear:
         open_files = len(os.listdir("/proc/self/fd"))
         notifier = Notifier({"NOTIFY_SOCKET": ear.address})
@@ -224,15 +168,15 @@ def test_a_daemon_that_stops_is_given_half_a_minute_with_each_report(loop: Loop,
         notifier.stopping()
         report = {"EXTEND_TIMEOUT_USEC": "30000000", "STATUS": "well"}
         assert ear.hear() == {"STOPPING": "1", **report}
-        loop.fire()
+        timers.go_on()
         assert ear.hear() == report
         notifier.close()
-        assert loop.timers == []
+        assert timers.left == []
         assert ear.hears_nothing()
         assert len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_a_manager_that_is_behind_is_told_later_and_holds_nothing_up(loop: Loop) -> None:
+def test_a_manager_that_is_behind_is_told_later_and_holds_nothing_up(timers: Timers) -> None:
     with directory() as path, Ear(f"{path}/notify") as ear, structlog.testing.capture_logs() as logged:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, contextlib.suppress(BlockingIOError):
             other.setblocking(False)
@@ -249,7 +193,7 @@ def test_a_manager_that_is_behind_is_told_later_and_holds_nothing_up(loop: Loop)
         ]
         while not ear.hears_nothing():
             pass
-        loop.fire()
+        timers.go_on()
         assert ear.hear() == {"READY": "1", "STATUS": "well"}
         notifier.close()
 
