@@ -220,11 +220,12 @@ async def test_a_bundle_is_the_dump_with_metrics_log_and_versions(monkeypatch: p
 async def test_a_profile_takes_up_to_five_minutes(
     monkeypatch: pytest.MonkeyPatch, seconds: float | None, refusal: str
 ) -> None:
-    async def sample(asked: float) -> dict[str, Any]:
-        return {"seconds": asked}
+    class Sampler:
+        async def sample(self, asked: float) -> dict[str, Any]:
+            return {"seconds": asked}
 
+    monkeypatch.setattr(module, "StackSampler", Sampler)
     orders = commands_of()
-    monkeypatch.setattr(orders._sampler, "sample", sample)
     if refusal:
         with pytest.raises(ValueError, match=f"^{re.escape(refusal)}$"):
             await orders.profile(seconds)

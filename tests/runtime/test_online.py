@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import structlog
-from aiohttp import web
 
 from producerd.config import load
 from producerd.errors import ConfigurationError
@@ -23,12 +22,11 @@ from producerd.runtime import online
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.credentials import RenewedCredentials
 from producerd.runtime.online import check, masked, why_there_are_none
-from producerd.testing import FakeKinesis, FakeStream, Fault, fake_kinesis, rules
+from producerd.testing import FakeKinesis, FakeStream, fake_kinesis, rules
 from producerd.testing.certificate import self_signed
 from producerd.testing.fake_kinesis import FakeServer, serve
 from tests.daemon import ROOT
-from tests.runtime.aws.local_aws import LocalAws, local_aws
-from tests.runtime.aws.mute import mute
+from tests.runtime.aws.local_aws import local_aws
 from tests.runtime.aws.proxy import proxy
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -54,6 +52,12 @@ async def checked(*sets: str, names: tuple[str, ...] = (), holds: bool = True) -
     assert SECRET not in "\n".join(lines)
     assert KEY not in "\n".join(lines)
     return lines
+
+
+async def checked_at(kinesis: FakeKinesis, *sets: str, names: tuple[str, ...] = (), holds: bool = True) -> list[str]:
+    """The lines about flights and whatever else is set or named, with the fake as the endpoint."""
+    async with serve(kinesis) as server:
+        return await checked(f"endpoint_url={server.url}", FLIGHTS, *sets, names=names, holds=holds)
 
 
 @asynccontextmanager
@@ -104,8 +108,18 @@ async def test_whoever_stores_a_dry_run_is_told_of(kinesis: FakeKinesis, monkeyp
 
 
 @pytest.mark.promise("put-records-reaches")
-@pytest.mark.parametrize("tls", [False, True])
-@pytest.mark.parametrize("by", ["node", "stream", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS", "profile"])
+@pytest.mark.parametrize(
+    ("by", "tls"),
+    [
+        ("node", False),
+        ("node", True),
+        ("stream", False),
+        ("stream", True),
+        ("AWS_ENDPOINT_URL", True),
+        ("AWS_ENDPOINT_URL_KINESIS", False),
+        ("profile", True),
+    ],
+)
 async def test_no_put_records_ever_reaches_another_endpoint_than_awss_own(
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str, tls: bool
 ) -> None:
@@ -232,33 +246,31 @@ async def test_a_stream_that_is_missing_does_not_hide_the_next(kinesis: FakeKine
 
 
 @pytest.mark.parametrize(
-    ("over", "sets", "line"),
+    ("over", "begins", "ends"),
     [
-        ({"EncryptionType": "KMS", "KeyId": "alias/aws/kinesis"}, [], "OK       {}encrypted with alias/aws/kinesis"),
+        ({"EncryptionType": "KMS", "KeyId": "alias/aws/kinesis"}, "OK", "MiB, encrypted with alias/aws/kinesis"),
         (
-            {"EncryptionType": "KMS", "KeyId": "alias/mine"},
-            [],
-            "OK       {}encrypted with alias/mine (the daemon needs kms:GenerateDataKey on it)",
+            *({"EncryptionType": "KMS", "KeyId": "alias/mine"}, "OK"),
+            "MiB, encrypted with alias/mine (the daemon needs kms:GenerateDataKey on it)",
+        ),
+        ({"StreamStatus": "CREATING"}, "FAILED", ": it takes no records"),
+        ({"StreamStatus": "DELETING"}, "FAILED", ": it takes no records"),
+        (
+            *({"StreamStatus": "", "StreamModeDetails": {}}, "OK"),
+            "stream flights: it exists, records of at most 1 MiB, not encrypted",
         ),
     ],
 )
-async def test_how_the_stream_is_encrypted(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, over: dict[str, str], sets: list[str], line: str
+async def test_what_a_stream_says_of_itself(
+    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, over: dict[str, Any], begins: str, ends: str
 ) -> None:
-    monkeypatch.setattr(FakeStream, "describe", describe_with(over))
-    async with serve(kinesis) as server:
-        lines = await checked(f"endpoint_url={server.url}", FLIGHTS, *sets)
-    assert line.format("stream flights: ACTIVE PROVISIONED, records of at most 1 MiB, ") in lines
-
-
-@pytest.mark.parametrize("status", ["CREATING", "DELETING"])
-async def test_a_stream_that_takes_no_records(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, status: str
-) -> None:
-    monkeypatch.setattr(FakeStream, "describe", describe_with({"StreamStatus": status}))
-    async with serve(kinesis) as server:
-        lines = await checked(f"endpoint_url={server.url}", FLIGHTS, holds=False)
-    assert any(line.startswith(f"FAILED   stream flights: {status} ") and "takes no records" in line for line in lines)
+    describe = FakeStream.describe
+    monkeypatch.setattr(FakeStream, "describe", lambda stream: describe(stream) | over)
+    lines = await checked_at(kinesis, holds=begins == "OK")
+    (line,) = [line for line in lines if "records of at most" in line]
+    state = over.get("StreamStatus", "ACTIVE")
+    assert line.startswith(f"{begins:9}stream flights: {state or 'it exists'}")
+    assert line.endswith(ends)
 
 
 async def test_a_stream_whose_shards_do_not_follow_keys_cannot_be_aggregated_for(kinesis: FakeKinesis) -> None:
@@ -273,13 +285,6 @@ async def test_a_stream_whose_shards_do_not_follow_keys_cannot_be_aggregated_for
     assert 'FAILED   stream auto: aggregation = "kpl" is refused: its shards do not follow keys (AUTO)' in lines
 
 
-async def test_a_stream_of_which_little_is_said_exists(kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeStream, "describe", describe_with({"StreamStatus": "", "StreamModeDetails": {}}))
-    async with serve(kinesis) as server:
-        lines = await checked(f"endpoint_url={server.url}", FLIGHTS)
-    assert "OK       stream flights: it exists, records of at most 1 MiB, not encrypted" in lines
-
-
 async def test_the_queue_of_a_stream_with_one_shard_is_told_in_its_seconds(kinesis: FakeKinesis) -> None:
     kinesis.create_stream("one", shards=1)
     async with serve(kinesis) as server:
@@ -289,11 +294,6 @@ async def test_the_queue_of_a_stream_with_one_shard_is_told_in_its_seconds(kines
         "OK       stream one: 1 open shards; its queue, 1,000,000 records, 128 MiB, is 128 s of them",
         f"WARNING  stream one: {warning}",
     ]
-
-
-def describe_with(over: dict[str, Any]) -> Any:
-    describe = FakeStream.describe
-    return lambda stream: describe(stream) | over
 
 
 # ---- credentials
@@ -335,8 +335,7 @@ async def test_where_there_are_no_credentials_it_says_where_they_were_looked_for
     kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    async with serve(kinesis) as server:
-        lines = await checked(f"endpoint_url={server.url}", FLIGHTS, holds=False)
+    lines = await checked_at(kinesis, holds=False)
     assert len(lines) == 2
     assert lines[-1] == (
         "FAILED   credentials: Unable to locate credentials: AWS_EC2_METADATA_DISABLED turns the instance's metadata "
@@ -352,46 +351,9 @@ async def test_credentials_that_do_not_come_are_waited_for_as_long_as_an_answer(
         raise TimeoutError
 
     monkeypatch.setattr(RenewedCredentials, "get_frozen_credentials", late)
-    async with serve(kinesis) as server:
-        lines = await checked(f"endpoint_url={server.url}", FLIGHTS, holds=False)
+    lines = await checked_at(kinesis, holds=False)
     assert lines[1:] == ["FAILED   credentials: none within 10 s"]
     assert not kinesis.requests
-
-
-async def test_metadata_that_does_not_answer_a_container_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hop limit of 1 the token gets lost on its way, and without one nothing is given."""
-
-    ended = asyncio.Event()
-
-    async def respond(request: web.BaseRequest) -> web.Response:
-        if request.method == "PUT":
-            await ended.wait()
-        return web.Response(status=401)
-
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    runner = web.ServerRunner(web.Server(respond, access_log=None))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}/")
-    lines = await checked("endpoint_url=http://127.0.0.1:1", FLIGHTS, holds=False)
-    ended.set()
-    await runner.cleanup()
-    assert "with a hop limit of 1, it does not answer a container" in lines[-1]
-    assert "--http-put-response-hop-limit 2" in lines[-1]
-
-
-async def test_metadata_that_hang_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-    with mute() as port:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}/")
-        lines = await checked("endpoint_url=http://127.0.0.1:1", FLIGHTS, holds=False)
-    assert lines[-1] == (
-        "FAILED   credentials: iam-role: no answer in time (TimeoutError); "
-        "look at the instance's metadata service (IMDS), and at the way to it"
-    )
 
 
 def test_a_container_is_told_by_its_marks(tmp_path: Path) -> None:
@@ -428,7 +390,7 @@ async def test_an_endpoint_that_nobody_serves_is_told_once(kinesis: FakeKinesis)
     async with serve(kinesis) as server:
         url = server.url
     lines = await checked(f"endpoint_url={url}", FLIGHTS, names=("more",), holds=False)
-    assert len(lines) == 3
+    assert len(lines) == 3, "more is not asked"
     assert lines[-1].startswith("FAILED   stream flights: DescribeStreamSummary: UNREACHABLE: Could not connect to")
 
 
@@ -442,26 +404,6 @@ async def test_the_login_of_an_endpoint_is_not_shown(kinesis: FakeKinesis, monke
     assert lines[0].startswith("OK       streams flights: region us-east-1, http://***@")
     assert any(f"http://***@127.0.0.1:{port}" in line for line in lines[1:])
     assert SECRET.replace(" ", "") not in "\n".join(lines)
-
-
-@pytest.mark.slow
-async def test_an_endpoint_that_does_not_answer_is_waited_for_once_and_not_for_long(kinesis: FakeKinesis) -> None:
-    kinesis.standing.append(Fault("hang", action="*"))
-    async with serve(kinesis) as server:
-        lines = await checked(f"endpoint_url={server.url}", FLIGHTS, names=("more",), holds=False)
-    assert lines[-1] == "FAILED   stream flights: DescribeStreamSummary: UNREACHABLE: no answer within 10.0 s"
-    assert len(lines) == 3
-    assert kinesis.requests.total() == 1
-
-
-async def test_whoever_answers_something_else_is_told(kinesis: FakeKinesis) -> None:
-    class Page(LocalAws):
-        async def respond(self, request: web.BaseRequest) -> web.Response:
-            return web.Response(text="<html>welcome</html>")
-
-    async with local_aws(kinesis, Page) as aws:
-        lines = await checked(f"endpoint_url={aws.url}", FLIGHTS, holds=False)
-    assert "an answer that is not Kinesis's" in lines[-1]
 
 
 @pytest.mark.promise("variable-url-refused")
