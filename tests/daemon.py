@@ -100,6 +100,7 @@ class DaemonProcess:
         options: Sequence[str] = (),
         forked: bool = False,
         program: Program = "daemon",
+        pass_fds: Sequence[int] = (),
     ):
         self.socket = socket_path or directory / "daemon.sock"
         self._log = directory / f"log-{time.monotonic_ns()}"
@@ -118,6 +119,7 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=pass_fds,
             )
 
     # ---- what it says

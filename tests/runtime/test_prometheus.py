@@ -20,9 +20,8 @@ import pytest
 import yaml
 
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
-from producerd.testing import FakeKinesis, Fault
+from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
 from tests.daemon import PATIENCE_SECONDS, ROOT, daemon, rows, session, until
 from tests.runtime.under_faults import daemon_under_faults
 
@@ -57,30 +56,6 @@ def test_scrapes_are_clean_while_everything_fails(kinesis: FakeKinesis, server: 
         until(lambda: running.metrics().get("failed_records_total") and running.metrics()["delivered_records_total"])
         for _ in range(5):
             assert promtool("check", "metrics", stdin=running.get("/metrics")[1]) == ""
-
-
-def test_the_nodes_own_numbers_are_counted(kinesis: FakeKinesis, server: FakeServer) -> None:
-    """How connections ended, the loop's lag, the settings' hash, and streams that nobody has opened yet."""
-    orders: dict[str, Any] = {'streams."orders".queue_limit': 777}
-    with daemon(server.url, body_timeout_seconds=0.5, request_timeout_seconds=0.3, **orders) as running:
-        before = running.metrics()
-        assert before["queue_limit_records"] == 777, "nobody has opened it"
-        assert before["state[serving]"] == before["ready"] == before["config_info"] == 1
-        assert "config_info[]" not in before
-        session(running).close()
-        with session(running) as owed, session(running) as late, session(running) as wrong:
-            kinesis.standing.append(Fault("hang"))
-            owed.put(rows(3))
-            late.reserve(rows(3).layout)
-            wrong.send(frames.Cancel(77), frames.Hello(1, 1))
-            wrong.read_to_end()
-            late.read_to_end()
-            kinesis.standing.clear()
-        ended = {f"client_disconnects_total[{reason}]": 1.0 for reason in ("closed", "lost", "late", "protocol")}
-        until(lambda: running.metrics()["client_disconnects_total"] == 4)
-        after = running.metrics()
-        assert {name: after[name] for name in ended} == ended
-        assert until(lambda: running.metrics()["event_loop_lag_seconds_count"]) >= 1
 
 
 @pytest.mark.promise("real-prometheus-scrapes")
