@@ -28,7 +28,7 @@ from spark_client.channel import Channel
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.own_daemon import OwnDaemon
 from spark_client.task import Plan, send
-from tests.daemon import CREDENTIALS, until
+from tests.daemon import CREDENTIALS, START_SECONDS, until
 
 TASKS = 64
 END_SECONDS = 5.0
@@ -261,7 +261,9 @@ def test_the_error_of_a_task_whose_daemon_was_lost_quotes_its_log(
     settings = DaemonSettings.of(settings_for(server))
     rows = pa.RecordBatch.from_pydict({"partition_key": ["k"], "data": [b"data"]})
     killing = threading.Thread(
-        target=lambda: os.kill(until(lambda: busy_daemon(folders), "a daemon with a client"), signal.SIGKILL)
+        target=lambda: os.kill(
+            until(lambda: busy_daemon(folders), "a daemon with a client", START_SECONDS), signal.SIGKILL
+        )
     )
     killing.start()
     with pytest.raises(ProducerdError, match=r"; its log \S+ ends with: \S+ INFO ") as caught:
