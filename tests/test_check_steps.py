@@ -171,7 +171,12 @@ def test_the_marks_of_a_module_are_found_on_functions_and_methods() -> None:
 
 
 def test_a_link_that_leaves_the_pages_leads_to_the_repository_and_one_to_nothing_is_refused() -> None:
-    places = {"docs/a/b.md": "a/b.md", "docs/c.md": "c.md", "docs/c.svg": "c.svg", "CONTRIBUTING.md": "build/contributing.md"}
+    places = {
+        "docs/a/b.md": "a/b.md",
+        "docs/c.md": "c.md",
+        "docs/c.svg": "c.svg",
+        "CONTRIBUTING.md": "build/contributing.md",
+    }
     text = "[c](../c.md#d) [build](../../CONTRIBUTING.md#run) ![x](../../LICENSE) [w](https://w.org/a.md)"
     text += '<img src="../c.svg">'
     assert site.for_site("docs/a/b.md", text, places, "https://forge/us") == (
