@@ -111,8 +111,7 @@ def fate_of(refusal: Refusal, *, alone: bool, aggregate: bool, per_key: bool) ->
     desk = Desk(even_map(2), aggregate=aggregate, per_key=per_key, permanent_error_grace_seconds=GRACE_SECONDS)
     rows = [(b"k", b"bad", None)]
     others = None if alone else desk.submit([(b"b%d" % i, b"good", None) for i in range(40)], "b")
-    frame = desk.submit(rows, "a", takes_good=True)
-    desk.sort()
+    frame = desk.queue(rows, "a", takes_good=True)
     seconds = serve(desk, lambda sent: refusal.failed if is_bad(sent) else None, frame, seconds=LONG_SECONDS)
     if others is not None and others.tallies[Outcome.STORED] != 40:
         raise AssertionError(f"{refusal.what} held or ended the rows of another session")

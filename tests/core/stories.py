@@ -12,14 +12,19 @@ from typing import Any
 from producerd.core.budget import NodeInFlight, QueueBudget
 from producerd.core.encoding.entries import encode
 from producerd.core.filling import SortJob
+from producerd.core.holding import Holding
 from producerd.core.kpl.aggregation import parse
+from producerd.core.lanes.lane import Lane
+from producerd.core.lanes.pacing import Allowance
 from producerd.core.pipeline import Pipeline
-from producerd.core.rows.frame import Frame, FrameResult
+from producerd.core.rows.frame import Frame, FrameResult, RowEnd
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, loads, parse_answer
+from producerd.core.sending.health import HealthState
 from producerd.core.sending.requests import Request
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
+from producerd.core.stats import StreamStats
 from producerd.errors import Code
 from producerd.testing import hash_of
 from producerd.wire import frames
@@ -99,6 +104,17 @@ class Desk:
         self.pipeline.submit(frame, self.now)
         return frame
 
+    def queue(self, rows: Sequence[Row] | int, owner: object = "caller", **how: bool) -> Frame:
+        """Accept a frame, and sort whatever waits."""
+        frame = self.submit(rows, owner, **how)
+        self.sort()
+        return frame
+
+    def put(self, rows: Sequence[Row] | int, owner: object = "caller", **how: bool) -> Sent:
+        """Accept a frame, sort whatever waits, and send the next request."""
+        self.queue(rows, owner, **how)
+        return self.send()
+
     def job(self) -> SortJob:
         job = self.pipeline.take_job(self.now)
         assert job is not None
@@ -125,9 +141,7 @@ class Desk:
     def send_when_due(self) -> Sent:
         """Send the next request at the time at which it is due."""
         while (sent := self.try_send()) is None:
-            due = self.pipeline.next_time()
-            assert due is not None, "nothing will be due"
-            self.now = max(self.now + 0.01, due)
+            self.now = max(self.now + 0.01, self.due())
         return sent
 
     def send_all(self) -> list[Sent]:
@@ -135,6 +149,22 @@ class Desk:
         while (sent := self.try_send()) is not None:
             found.append(sent)
         return found
+
+    def store_all(self) -> None:
+        """Send and store, request after request, whatever may be sent now."""
+        while (sent := self.try_send()) is not None:
+            sent.stored_as_predicted()
+
+    def take_request(self) -> Request:
+        """Take the next request without encoding it."""
+        request = self.pipeline.take_request(self.now)
+        assert request is not None, "nothing to send"
+        return request
+
+    def due(self) -> float:
+        due = self.pipeline.next_time()
+        assert due is not None, "nothing will be due"
+        return due
 
     def finished(self) -> list[Frame]:
         return self.pipeline.take_finished()
@@ -144,8 +174,60 @@ class Desk:
         if not self.pipeline.idle:
             return False
         assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.in_flight_bytes) == (0, 0, 0)
-        assert not self.pipeline.ledger._jobs, "a finished frame keeps no job"
         return True
+
+    # ---- the shards
+
+    @property
+    def lane(self) -> Lane:
+        """The only lane with rows or with requests."""
+        (lane,) = self.pipeline.lanes
+        return lane
+
+    def allowances(self) -> list[Allowance]:
+        """What each lane may send now by its pace."""
+        return [lane.pacer.allowance(self.now) for lane in self.pipeline.lanes if lane.pacer is not None]
+
+    @property
+    def wants_map(self) -> bool:
+        return self.pipeline.wants_shard_map
+
+    def set_map(self, shard_map: ShardMap) -> None:
+        self.pipeline.set_shard_map(shard_map, self.now)
+
+    def map_failed(self, code: str, message: str, *, wrong_endpoint: bool = False, request_id: str = "") -> None:
+        self.pipeline.shard_map_failed(code, message, self.now, wrong_endpoint=wrong_endpoint, request_id=request_id)
+
+    # ---- what the stream says of itself
+
+    @property
+    def stats(self) -> StreamStats:
+        return self.pipeline.stats
+
+    @property
+    def health(self) -> HealthState:
+        return self.pipeline.health.state
+
+    @property
+    def holds_until(self) -> float:
+        """Until when the whole stream sends nothing, or 0."""
+        return self.pipeline.sender.in_flight.hold_until
+
+    def hold(self, until: float) -> None:
+        """As after failures of whole requests."""
+        self.pipeline.sender.in_flight.hold_until = until
+
+    def holding(self) -> Holding:
+        return self.pipeline.holding(self.now)
+
+    def refuses(self, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
+        return self.pipeline.refuses(self.now, patient=patient, probes=probes, owner=owner)
+
+    def open_window(self) -> None:
+        """As after many answers in time: all requests that the rules allow may be in flight."""
+        window = self.pipeline.sender.in_flight.window
+        while window.size < window.most:
+            window.answered(0.02, 6.0)
 
 
 class Sent:

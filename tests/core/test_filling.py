@@ -2,195 +2,230 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from math import inf
+from typing import Any
 
 import pytest
 
-from producerd.core.budget import QueueBudget
-from producerd.core.filling import Filling
 from producerd.core.kpl.aggregation import InnerRecord
-from producerd.core.rows import intake
-from producerd.core.rows.frame import Frame
-from producerd.core.shards.shard_map import ONE_LANE
-from producerd.core.stats import StreamStats
-from tests.core.given import LOW, aggregate_of, body_of
-from tests.core.rows import rows_of
+from producerd.core.rows.sorting import sort_rows
+from producerd.errors import Code, Outcome
+from tests.core.given import LOW, Service, aggregate_of
+from tests.core.rows import even_map
+from tests.core.stories import Desk, ends_of
+
+LARGE = [(b"k", b"x" * 100_000, None)]
 
 
-def a_filling(limit_records: int = 10**6, limit_bytes: int = 10**9) -> tuple[Filling, StreamStats]:
-    stats = StreamStats()
-    return Filling(QueueBudget(limit_records, limit_bytes), stats), stats
-
-
-def a_frame(records: int = 1, charge_bytes: int = 1_000, owner: str = "caller") -> Frame:
-    return Frame(owner, 1, rows_of([(b"k", b"d", None)] * records), charge_bytes)
-
-
-def with_an_aggregate() -> Frame:
-    payload = aggregate_of([InnerRecord(b"k", LOW, b"inside")])
-    return Frame("caller", 1, intake.check(body_of([payload]), 1 << 20, takes_aggregates=True), 1_000)
-
-
-def ended() -> Frame:
-    frame = a_frame()
-    frame.withdraw(0, None)
-    return frame
-
-
-def batches(filling: Filling, *each: list[Frame]) -> None:
-    """Seal a batch of each of these lists of frames."""
-    for frames in each:
-        for frame in frames:
-            filling.add(frame, 0.0, 0)
-        assert filling.seal("flush")
-
-
-def taken(filling: Filling, *, plain: bool = False) -> list[list[Frame]]:
-    """Take every batch that may be sorted now."""
-    found = []
-    while frames := filling.next_batch(plain=plain):
-        found.append(frames)
-    return found
+# ---- when a batch is sealed
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "largest_bytes", "most_bytes"),
+    ("limit_bytes", "shards", "frames"),
     [
-        (400_003, 0, 100_000),
-        (400_003, 9 << 20, 100_000),
-        (1 << 30, 0, 1 << 20),
-        (1 << 30, 3 << 20, 3 << 20),
+        pytest.param(1 << 20, 1, 2, id="a quarter of the queue"),
+        pytest.param(1 << 20, 40, 2, id="a quarter of the queue, however many shards there are"),
+        pytest.param(64 << 20, 1, 10, id="a mebibyte of a large queue"),
+        pytest.param(64 << 20, 40, 20, id="a large aggregate for each shard"),
     ],
 )
-def test_a_batch_is_sealed_when_one_more_frame_like_its_last_would_take_it_over_its_bytes(
-    limit_bytes: int, largest_bytes: int, most_bytes: int
+def test_a_batch_seals_when_one_more_frame_like_its_last_would_take_it_over_its_bytes(
+    limit_bytes: int, shards: int, frames: int
 ) -> None:
-    """They are a quarter of the queue's, or what is enough for a large aggregate of each shard."""
-    filling, stats = a_filling(limit_bytes=limit_bytes)
-
-    def seals(*charges: int) -> list[bool]:
-        found = []
-        for charge_bytes in charges:
-            before = stats.flushes["size"]
-            filling.add(a_frame(charge_bytes=charge_bytes), 0.0, largest_bytes)
-            found.append(stats.flushes["size"] > before)
-        return found
-
-    for _ in range(2):
-        assert seals(most_bytes // 2, most_bytes // 4, most_bytes // 8) == [False] * 3
-        assert filling.seal("flush")
-        assert seals(most_bytes // 2, 1, most_bytes // 4) == [False, False, True]
+    desk = Desk(even_map(shards), limit_bytes=limit_bytes)
+    for count in range(1, frames + 1):
+        assert desk.pipeline.take_job(desk.now) is None, f"sealed before frame {count}"
+        desk.submit(LARGE)
+    assert len(desk.job().frames) == frames
+    assert desk.stats.flushes == {"size": 1}
 
 
-def test_a_batch_is_sealed_at_a_quarter_of_the_queue_s_records() -> None:
-    filling, stats = a_filling(limit_records=43)
-    for sealed in (1, 2):
-        filling.add(a_frame(records=9), 0.0, 0)
-        assert stats.flushes == Counter(size=sealed - 1)
-        filling.add(a_frame(records=1), 0.0, 0)
-        assert stats.flushes == Counter(size=sealed)
+def test_only_a_frame_like_the_last_one_would_take_a_batch_over_its_bytes() -> None:
+    desk = Desk(limit_bytes=1 << 20)
+    desk.submit(LARGE)
+    desk.submit([(b"k", b"x" * 50_000, None)])
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.submit([(b"k", b"x" * 60_000, None)])
+    assert len(desk.job().frames) == 3
 
 
-def test_a_batch_lingers_from_its_first_frame_on() -> None:
-    filling, _ = a_filling()
-    assert filling.linger_ends_at(2.0) == inf
-    for began in (5.0, 9.0):
-        filling.add(a_frame(), began, 0)
-        filling.add(a_frame(), began + 1.0, 0)
-        assert filling.linger_ends_at(2.0) == began + 2.0
-        assert filling.seal("linger")
-        assert filling.linger_ends_at(2.0) == inf
+@pytest.mark.parametrize(("limit_records", "frames"), [(43, (9, 1)), (40, (9, 1)), (1, (1,))])
+def test_a_batch_seals_at_a_quarter_of_the_record_limit(limit_records: int, frames: tuple[int, ...]) -> None:
+    desk = Desk(limit_records=limit_records)
+    for sealed in range(2 if limit_records > 1 else 1):
+        for records in frames:
+            assert desk.stats.flushes["size"] == sealed
+            desk.submit(records)
+        assert len(desk.job().frames) == len(frames)
 
 
-def test_only_a_batch_with_frames_is_sealed_and_only_for_an_owner_of_one() -> None:
-    filling, stats = a_filling()
-    sealed = [(filling.seal("flush"), filling.has_batch)]
-    filling.add(a_frame(owner="a"), 0.0, 0)
-    sealed += [(filling.seal_of(owners, "flush"), filling.has_batch) for owners in (["b"], ["b", "a"], ["a"])]
-    assert sealed == [(False, False), (False, False), (True, True), (False, True)]
-    assert stats.flushes == Counter(flush=1)
+def test_a_batch_seals_when_it_has_lingered_since_its_first_frame_and_says_when_that_is() -> None:
+    desk = Desk(linger_seconds=0.25)
+    assert desk.pipeline.next_time() is None
+    for began in (100.0, 200.0):
+        desk.now = began
+        desk.submit(1)
+        desk.now = began + 0.2
+        desk.submit(1)
+        assert desk.pipeline.next_time() == began + 0.25
+        assert desk.pipeline.take_job(began + 0.249) is None
+        desk.now = began + 0.25
+        assert len(desk.job().frames) == 2
+        assert desk.pipeline.next_time() is None
+    assert desk.stats.flushes == {"linger": 2}
 
 
-def test_once_it_hastens_nothing_lingers() -> None:
-    filling, stats = a_filling()
-    before, after = a_frame(), a_frame()
-    filling.add(before, 0.0, 0)
-    filling.hasten()
-    filling.add(after, 0.0, 0)
-    assert taken(filling) == [[before], [after]]
-    assert stats.flushes == Counter(drain=2)
+@pytest.mark.promise("flush-seals-owner-rows")
+def test_a_flush_seals_only_what_its_owner_has_rows_in() -> None:
+    desk = Desk()
+    desk.submit(1, owner="a")
+    desk.pipeline.flush("b")
+    assert desk.pipeline.take_job(desk.now) is None
+    desk.pipeline.flush("a")
+    assert len(desk.job().frames) == 1
+    desk.pipeline.flush("a")
+    assert desk.stats.flushes == {"flush": 1}
 
 
-def test_batches_whose_rows_have_all_ended_are_dropped_and_the_others_keep_their_order() -> None:
-    filling, _ = a_filling()
-    first, second, third = a_frame(), a_frame(records=2), a_frame()
-    batches(filling, [ended()], [first], [ended(), ended()], [second, ended(), third], [ended()])
-    assert filling.rows == 1 + 2 + 1 + 5
-    filling.drop_ended()
-    assert filling.rows == 1 + 2 + 1 + 1, "a batch is dropped whole"
-    assert taken(filling) == [[first], [second, third]]
-    batches(filling, [ended()])
-    filling.drop_ended()
-    assert not filling.has_batch
+def test_a_queue_that_is_emptied_lets_nothing_linger_nor_what_comes_meanwhile() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1)
+    desk.pipeline.hasten()
+    assert len(desk.job().frames) == 1
+    desk.submit(1)
+    assert len(desk.job().frames) == 1
+    assert desk.stats.flushes == {"drain": 2}
 
 
-def test_batches_in_front_whose_rows_have_all_ended_are_skipped() -> None:
-    filling, _ = a_filling()
-    frame = a_frame()
-    batches(filling, [ended()], [ended()], [frame, ended()], [ended()])
-    filling.skip_ended()
-    assert filling.next_batch(plain=False) == [frame]
-    left = [filling.has_batch]
-    for _ in range(2):
-        filling.skip_ended()
-        left.append(filling.has_batch)
-    assert left == [True, False, False]
+def test_of_a_stream_that_stops_nothing_lingers_and_what_comes_late_is_not_gathered() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1, owner=None)
+    desk.pipeline.drain()
+    assert desk.stats.flushes == {"drain": 1}
+    assert len(desk.job().frames) == 1
+    late = desk.submit(2, owner="here")
+    assert desk.finished() == [late]
+    assert desk.pipeline.next_time() is None
+    desk = Desk()
+    assert desk.pipeline.abandon() == 0
+    after = desk.submit(1)
+    assert desk.finished() == [after]
+    assert after.tallies[Outcome.RETURNED] == 1
 
 
-def test_a_batch_without_rows_is_never_taken() -> None:
-    filling, _ = a_filling()
-    frame = a_frame()
-    batches(filling, [ended()], [frame], [ended()])
-    assert taken(filling) == [[frame]]
-    assert not filling.has_batch
+@pytest.mark.law("AdmissionGate")
+def test_pressure_seals_unless_work_that_may_be_sent_waits_already() -> None:
+    desk = Desk()
+    assert not desk.pipeline.press(desk.now)
+    desk.submit(1)
+    assert desk.pipeline.press(desk.now)
+    desk.submit(1)
+    assert not desk.pipeline.press(desk.now), "a sealed batch waits"
+    job = desk.job()
+    assert not desk.pipeline.press(desk.now), "one is being sorted"
+    desk.sorted(job)
+    assert not desk.pipeline.press(desk.now), "a lane may send"
+    assert desk.stats.flushes == {"pressure": 1}
+    desk.send().throttle({0})
+    assert desk.pipeline.press(desk.now), "the only lane holds off"
+    assert desk.stats.flushes == {"pressure": 2}
 
 
-def test_frames_with_aggregates_wait_apart_while_rows_go_plain_and_are_first_when_the_list_comes() -> None:
-    filling, _ = a_filling()
-    (one, two), (plain, other, last) = (with_an_aggregate(), with_an_aggregate()), (a_frame(), a_frame(), a_frame())
-    batches(filling, [one, plain], [two], [other])
-    assert not filling.has_only_by_map
-    assert taken(filling, plain=True) == [[plain], [other]]
-    assert (filling.has_batch, filling.has_only_by_map, filling.rows) == (False, True, 2)
-    batches(filling, [last])
-    filling.map_came()
-    assert not filling.has_only_by_map
-    assert taken(filling) == [[one], [two], [last]]
-    filling.map_came()
-    assert not filling.has_batch
+@pytest.mark.law("AdmissionGate")
+def test_pressure_of_callers_that_wait_for_what_they_sent_seals_only_what_they_have_rows_in() -> None:
+    desk = Desk(linger_seconds=3_600.0)
+    desk.submit(1, owner="a")
+    assert not desk.pipeline.press(desk.now, {"b": None})
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.press(desk.now, {"b": None, "a": None})
+    desk.submit(1, owner="a")
+    assert not desk.pipeline.press(desk.now, {"a": None}), "a sealed batch waits"
+    assert len(desk.job().frames) == 1
 
 
-def test_frames_that_wait_apart_are_dropped_when_their_rows_have_ended() -> None:
-    filling, _ = a_filling()
-    one, two, three = with_an_aggregate(), with_an_aggregate(), with_an_aggregate()
-    batches(filling, [one], [two], [three])
-    assert taken(filling, plain=True) == []
-    two.withdraw(0, None)
-    filling.drop_ended()
-    assert filling.rows == 2
-    one.withdraw(0, None)
-    filling.skip_ended()
-    assert filling.rows == 1
-    filling.map_came()
-    assert taken(filling) == [[three]]
+# ---- in which order batches are sorted
 
 
-def test_sort_jobs_end_in_the_order_in_which_they_began() -> None:
-    filling, _ = a_filling()
-    jobs = [filling.begin([a_frame()], ONE_LANE, seed) for seed in range(3)]
-    assert [(job.seed, len(job.frames), job.shard_map) for job in jobs] == [(n, 1, ONE_LANE) for n in range(3)]
-    assert list(filling.end(jobs[1], [])) == []
-    assert list(filling.end(jobs[0], [(jobs[0].frames, None)])) == jobs[:2]
-    assert jobs[0].results == [(jobs[0].frames, None)]
-    assert list(filling.end(jobs[2], [])) == jobs[2:]
+def seal(desk: Desk, *owners: str) -> list[Any]:
+    """Seal one batch with a frame of each of these owners."""
+    frames = [desk.submit([(b"k", owner.encode(), None)], owner) for owner in owners]
+    desk.pipeline.flush(owners[0])
+    return frames
+
+
+def test_batches_go_to_their_lanes_in_the_order_in_which_they_were_sealed() -> None:
+    desk = Desk()
+    jobs = []
+    for owner in ("first", "second", "third"):
+        seal(desk, owner)
+        jobs.append(desk.job())
+    assert len({job.seed for job in jobs}) == 3
+    desk.sorted(jobs[1])
+    assert desk.try_send() is None
+    desk.sorted(jobs[0])
+    assert desk.send().data == [b"first", b"second"]
+    desk.sorted(jobs[2])
+    assert desk.send().data == [b"third"]
+
+
+def test_batches_whose_rows_have_all_ended_are_skipped_and_the_others_keep_their_order() -> None:
+    desk = Desk()
+    seal(desk, "gone")
+    (first,) = seal(desk, "first")
+    seal(desk, "gone", "gone")
+    second = seal(desk, "second", "gone", "third")
+    seal(desk, "gone")
+    desk.pipeline.discard("gone")
+    assert desk.pipeline.census()["filling"] == 3
+    assert [list(desk.job().frames) for _ in range(2)] == [[first], [second[0], second[2]]]
+    assert desk.pipeline.take_job(desk.now) is None
+    assert desk.pipeline.census()["filling"] == 0
+
+
+def test_batches_whose_rows_have_expired_are_skipped() -> None:
+    desk = Desk(record_ttl_seconds=5.0)
+    seal(desk, "a")
+    seal(desk, "b")
+    desk.now += 5.0
+    (later,) = seal(desk, "c")
+    assert desk.try_send() is None
+    assert desk.job().frames == [later]
+    assert desk.pipeline.take_job(desk.now) is None
+
+
+@pytest.mark.parametrize("ends", ["leaves", "expires"])
+def test_rows_that_are_aggregates_wait_apart_while_rows_go_plain_and_are_first_when_the_list_comes(ends: str) -> None:
+    ttl = {"record_ttl_seconds": 30.0} if ends == "expires" else {}
+    service = Service(1, **ttl)
+    desk = service.desk = Desk(known=False, aggregate=True, **ttl)
+    inside = aggregate_of([InnerRecord(b"k", LOW, b"inside")])
+    ended = service.submit([inside], "gone")
+    desk.map_failed("LimitExceededException", "slow down")
+    desk.now += 11.0
+    waiting = service.submit([inside], "stays")
+    plain = service.submit([b"plain"], "plain")
+    desk.send().stored()
+    assert (plain.finished, waiting.finished, desk.pipeline.census()["filling"]) == (True, False, 2)
+    if ends == "leaves":
+        desk.pipeline.discard("gone")
+    else:
+        desk.now = 130.0
+        assert desk.try_send() is None
+    assert (ended.finished, desk.pipeline.take_job(desk.now), desk.pipeline.census()["filling"]) == (True, None, 1)
+    last = desk.submit(1)
+    desk.set_map(service.map())
+    desk.pipeline.flush("caller")
+    assert [list(desk.job().frames) for _ in range(2)] == [[waiting], [last]]
+
+
+def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
+    desk = Desk()
+    first, poison, last = desk.submit(5), desk.submit(5), desk.submit(5)
+    desk.pipeline.press(desk.now)
+    job = desk.job()
+    parts = [([frame], None if frame is poison else sort_rows([frame], job.shard_map, 1)) for frame in job.frames]
+    desk.pipeline.sorted(job, parts)
+    assert desk.finished() == [poison]
+    assert set(ends_of(poison).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}
+    desk.send().stored()
+    assert desk.finished() == [first, last]
+    assert desk.is_empty()

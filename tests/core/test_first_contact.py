@@ -30,8 +30,7 @@ PASSES = [
 def desk_with(rows: int = 3, **rules: Any) -> tuple[Desk, Frame]:
     """A stream that waits for its first contact, with one frame to send."""
     desk = Desk(first_contact_timeout_seconds=60.0, **rules)
-    frame = desk.submit(rows)
-    desk.sort()
+    frame = desk.queue(rows)
     return desk, frame
 
 
@@ -78,7 +77,7 @@ def test_whatever_may_pass_is_waited_for(failure: RequestFailed) -> None:
     desk, _ = desk_with()
     fails_for(desk, 600, failure)
     assert desk.finished() == []
-    assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert desk.health is HealthState.UNPROVEN
 
 
 @pytest.mark.parametrize("failure", PASSES)
@@ -98,8 +97,7 @@ def test_rows_of_an_earlier_daemon_wait_on_and_are_stored_when_it_answers() -> N
     desk.sort()
     fails_for(desk, 300, NO_SUCH_HOST)
     assert desk.finished() == [fresh]
-    later = desk.submit(1, "resumed", patient=True)
-    desk.sort()
+    later = desk.queue(1, "resumed", patient=True)
     fails_for(desk, 300, NO_SUCH_HOST)
     assert desk.finished() == []
     desk.now += 10
@@ -109,7 +107,7 @@ def test_rows_of_an_earlier_daemon_wait_on_and_are_stored_when_it_answers() -> N
         desk.now += 0.1
     assert {frame.result().stored for frame in desk.finished()} == {3, 1}
     assert (resent.finished, later.finished) == (True, True)
-    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.health is HealthState.WORKING
     assert desk.is_empty()
 
 
@@ -118,8 +116,7 @@ def test_rows_that_were_on_their_way_when_the_wait_ended_end_when_they_come_back
     began = desk.now
     desk.send().fail(NO_SUCH_HOST)
     desk.now = began + 58
-    second = desk.submit(2)
-    desk.sort()
+    second = desk.queue(2)
     sent = desk.send_all()
     desk.now = began + 59.5
     assert desk.try_send() is None
@@ -143,8 +140,7 @@ def test_afterwards_callers_hear_it_at_once_and_one_every_few_seconds_is_the_pro
     desk.now += 6
     assert pipeline.refuses(desk.now) is None, "the probe"
     assert pipeline.refuses(desk.now) is not None
-    probe = desk.submit(1)
-    desk.sort()
+    probe = desk.queue(1)
     desk.now += 5
     desk.send().fail(NO_SUCH_HOST)
     assert probe in desk.finished()
@@ -164,11 +160,11 @@ def test_every_probe_ends_with_the_next_attempt_whatever_it_waits_for(aggregate:
             desk.pipeline.press(desk.now)
             assert desk.pipeline.take_job(desk.now) is None
             assert desk.try_send() is None
-            desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no such host", desk.now, wrong_endpoint=True)
+            desk.map_failed(Code.UNREACHABLE, "no such host", wrong_endpoint=True)
             desk.now += 1
 
     attempts(62)
-    assert desk.pipeline.health.state is HealthState.BROKEN
+    assert desk.health is HealthState.BROKEN
     for number in range(5):
         probe = desk.submit(3, f"probe {number}")
         attempts(10)
@@ -179,22 +175,21 @@ def test_every_probe_ends_with_the_next_attempt_whatever_it_waits_for(aggregate:
 def test_another_time_by_a_reload_holds_at_once_also_for_a_stream_that_was_given_up() -> None:
     desk, _ = desk_with()
     fails_for(desk, 61, NO_SUCH_HOST)
-    assert desk.pipeline.refuses(desk.now, probes=False) is not None
+    assert desk.refuses(probes=False) is not None
     desk.pipeline.set_rules(replace(desk.pipeline.rules, first_contact_timeout_seconds=inf), desk.now)
-    assert desk.pipeline.refuses(desk.now, probes=False) is None
+    assert desk.refuses(probes=False) is None
 
 
 def test_a_probe_that_fails_in_any_other_way_has_callers_wait_again() -> None:
     desk, _ = desk_with()
     fails_for(desk, 61, NO_SUCH_HOST)
     desk.finished()
-    desk.submit(1)
-    desk.sort()
+    desk.queue(1)
     desk.now += 5
     desk.send().fail(RequestFailed(Code.UNREACHABLE, "EAI_AGAIN", maybe_stored=False))
-    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.refuses() is None
     assert desk.finished() == []
-    assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert desk.health is HealthState.UNPROVEN
 
 
 def test_a_stream_that_waits_for_its_first_list_of_shards_gives_up_as_well() -> None:
@@ -205,7 +200,7 @@ def test_a_stream_that_waits_for_its_first_list_of_shards_gives_up_as_well() -> 
         assert desk.pipeline.take_job(desk.now) is None
         assert desk.try_send() is None
         assert desk.finished() == [], second
-        desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no such host", desk.now, wrong_endpoint=True)
+        desk.map_failed(Code.UNREACHABLE, "no such host", wrong_endpoint=True)
         desk.now += 2
     assert desk.try_send() is None
     assert desk.finished() == [frame]
@@ -219,7 +214,7 @@ def test_an_answer_of_any_kind_shows_that_the_endpoint_is_right(what: str) -> No
     desk.send().fail(NO_SUCH_HOST)
     assert desk.pipeline.health.gives_up_at == 160.0
     if what == "a list of the shards":
-        desk.pipeline.set_shard_map(even_map(1), desk.now)
+        desk.set_map(even_map(1))
     else:
         desk.now += 6.0
         desk.send().answer([{"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}] * 3)
@@ -230,7 +225,7 @@ def test_an_answer_of_any_kind_shows_that_the_endpoint_is_right(what: str) -> No
 def test_a_reading_of_the_shards_begins_the_wait_only_where_the_endpoint_is_wrong(wrong_endpoint: bool | None) -> None:
     desk = Desk(known=False, first_contact_timeout_seconds=60.0)
     told: dict[str, Any] = {} if wrong_endpoint is None else {"wrong_endpoint": wrong_endpoint}
-    desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no such host", desk.now, **told)
+    desk.map_failed(Code.UNREACHABLE, "no such host", **told)
     assert desk.pipeline.health.gives_up_at == (160.0 if wrong_endpoint else inf)
 
 
@@ -255,10 +250,9 @@ def test_in_a_pause_the_wait_does_not_end_and_nobody_looks() -> None:
 def test_a_stream_that_worked_or_is_paused_or_has_no_such_time_never_gives_up() -> None:
     desk, _ = desk_with()
     desk.send().stored()
-    desk.submit(1)
-    desk.sort()
+    desk.queue(1)
     fails_for(desk, 300, NO_SUCH_HOST)
-    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.health is HealthState.WORKING
 
     desk, frame = desk_with()
     fails_for(desk, 30, NO_SUCH_HOST)

@@ -37,15 +37,14 @@ def test_a_frame_whose_caller_leaves_while_it_is_sorted_keeps_its_buffers_until_
     else:
         desk.pipeline.sorted(job, [(job.frames, None)])
     assert (kept is None, frame.rows is None) == (False, True)
-    assert desk.pipeline.stats.discarded_records == {"disconnected": 3}
-    assert desk.pipeline.stats.failed_records == {}
+    assert desk.stats.discarded_records == {"disconnected": 3}
+    assert desk.stats.failed_records == {}
     assert desk.is_empty()
 
 
 def test_rows_that_expire_in_a_request_are_due_no_more_and_may_still_be_stored() -> None:
     desk = Desk(record_ttl_seconds=5.0)
-    frame = desk.submit(3)
-    desk.sort()
+    frame = desk.queue(3)
     sent = desk.send()
     ledger = desk.pipeline.ledger
     assert ledger.next_expiry() == 105.0
@@ -54,28 +53,26 @@ def test_rows_that_expire_in_a_request_are_due_no_more_and_may_still_be_stored()
     assert ledger.next_expiry() == inf
     sent.stored()
     assert (frame.result().stored, frame.result().codes) == (3, ())
-    assert desk.pipeline.stats.failed_records == {}
+    assert desk.stats.failed_records == {}
     assert desk.is_empty()
 
 
 def test_of_rows_that_expire_the_end_of_those_that_may_be_stored_is_unknown() -> None:
     desk = Desk(record_ttl_seconds=5.0, request_max_records=5)
-    frame = desk.submit(10)
-    desk.sort()
+    frame = desk.queue(10)
     desk.send().fail(LOST)
     desk.now += 5.0
     assert desk.try_send() is None
     unknown = dict.fromkeys(range(5), (Outcome.UNKNOWN, Code.EXPIRED, True))
     assert ends_of(frame) == unknown | dict.fromkeys(range(5, 10), (Outcome.NOT_STORED, Code.EXPIRED, False))
-    assert desk.pipeline.stats.failed_records == {Code.EXPIRED: 10}
+    assert desk.stats.failed_records == {Code.EXPIRED: 10}
     assert desk.is_empty()
 
 
 @pytest.mark.parametrize("cause", ["timeout", "connection", "reshard"])
 def test_of_rows_refused_in_a_request_the_end_of_those_that_may_be_stored_is_unknown(cause: str) -> None:
     desk = Desk()
-    frame = desk.submit(4)
-    desk.sort()
+    frame = desk.queue(4)
     (span,) = desk.send().request.spans
     ledger = desk.pipeline.ledger
     ledger.mark_maybe_stored(span.cut(1)[:1], cause)
@@ -103,7 +100,7 @@ def test_copies_and_retries_are_counted_for_the_frames_whose_rows_they_are() -> 
         (4, 4, 4),
         (4, 0, 0),
     ]
-    stats = desk.pipeline.stats
+    stats = desk.stats
     assert stats.possible_duplicate_records == Counter(connection=4)
     assert stats.retried_records == 4
     assert desk.is_empty()

@@ -73,15 +73,15 @@ def test_aggregates_wait_for_the_map_and_go_out_when_it_comes() -> None:
     desk = Late()
     frame = desk.submit(20)
     assert not desk.begin()
-    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    assert desk.holding().cause == "shard_map"
     assert desk.pipeline.next_time() is None, "nobody knows yet whether the service can be reached"
     desk.pipeline.service_answered(desk.now)
     assert desk.pipeline.next_time() == desk.now + 10.0
     desk.now += 9.9
     assert not desk.begin()
-    assert desk.pipeline.refuses(desk.now) is None
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
-    assert not desk.pipeline.wants_shard_map
+    assert desk.refuses() is None
+    desk.set_map(even_map(1))
+    assert not desk.wants_map
     desk.sort()
     sent = desk.send()
     assert inside(sent) == [20]
@@ -105,7 +105,7 @@ def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code:
     desk.now = 110.0
     assert desk.begin()
     assert desk.pipeline.goes_plain
-    assert desk.pipeline.refuses(desk.now) is None, "and the gate admits callers"
+    assert desk.refuses() is None, "and the gate admits callers"
     sent = desk.send()
     assert inside(sent) == [1] * 20
     sent.stored("shard-7")
@@ -114,7 +114,7 @@ def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code:
     assert desk.begin(), "nobody waits a second time"
     desk.send().stored("shard-7")
     assert later.finished
-    assert desk.pipeline.stats.shard_mispredictions == 0
+    assert desk.stats.shard_mispredictions == 0
     assert desk.is_empty()
 
 
@@ -127,7 +127,7 @@ def test_the_wait_counts_from_the_first_answer_of_the_service_to_any_call(first:
         desk.now += 6.0
         desk.fail(*UNREACHABLE)
         assert not desk.begin()
-        assert desk.pipeline.refuses(desk.now) is None
+        assert desk.refuses() is None
         assert desk.pipeline.next_time() is None, "the next reading brings it about"
     if first == "the list":
         desk.fail("ServiceUnavailable", "soon")
@@ -167,7 +167,7 @@ def test_a_batch_that_is_to_be_sorted_does_not_wait_for_a_list_that_has_come(agg
     desk = Desk(aggregate=aggregate)
     desk.submit(20)
     desk.pipeline.press(desk.now)
-    assert desk.pipeline.holding(desk.now).cause == "daemon"
+    assert desk.holding().cause == "daemon"
 
 
 def test_a_reload_leaves_what_waits_its_patience() -> None:
@@ -194,7 +194,7 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
     assert desk.finished() == [frame, late]
     for ended in (frame, late):
         assert set(ends_of(ended).values()) == {(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, False)}
-    refusal = desk.pipeline.refuses(desk.now)
+    refusal = desk.refuses()
     assert refusal is not None
     assert refusal == RowEnd(
         Outcome.NOT_STORED,
@@ -207,13 +207,13 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
     )
     assert desk.is_empty()
     desk.fail(*THROTTLED)
-    assert desk.pipeline.refuses(desk.now) is None, "the denial is over"
+    assert desk.refuses() is None, "the denial is over"
     desk.fail(*DENIED)
-    assert desk.pipeline.refuses(desk.now) is None, "a new one is waited for as long"
+    assert desk.refuses() is None, "a new one is waited for as long"
     desk.now += 10.0
-    assert desk.pipeline.refuses(desk.now) is not None
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
-    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.refuses() is not None
+    desk.set_map(even_map(1))
+    assert desk.refuses() is None
 
 
 def test_a_body_that_comes_after_a_refusal_is_told_in_time_too() -> None:
@@ -265,7 +265,7 @@ def test_records_that_go_plain_for_lack_of_a_list_keep_one_shards_pace(aggregate
         desk.now = min(max(desk.now + 0.001, desk.pipeline.next_time() or desk.now), began + 4.0)
     if aggregate:
         assert 2 * SHARD_RECORDS_PER_SECOND <= sent <= 5 * SHARD_RECORDS_PER_SECOND
-        assert desk.pipeline.holding(desk.now).cause == "shard_map", "and that holds what waits"
+        assert desk.holding().cause == "shard_map", "and that holds what waits"
     else:
         assert sent == 9_000
 
@@ -279,7 +279,7 @@ def test_what_waits_when_the_list_comes_is_sorted_by_it_and_aggregated_again() -
     assert desk.begin()
     plain = desk.send()
     assert set(inside(plain)) == {1}
-    desk.pipeline.set_shard_map(even_map(4), desk.now)
+    desk.set_map(even_map(4))
     assert not desk.pipeline.goes_plain
     plain.stored("shard-2")
     sents: list[Sent] = []
@@ -298,15 +298,11 @@ def test_what_waits_when_the_list_comes_is_sorted_by_it_and_aggregated_again() -
 def test_what_is_held_alone_when_the_list_is_given_up_goes_plain_too() -> None:
     """Rows of a request that is halved stand in no lane."""
     desk = Desk(even_map(1), aggregate=True)
+    desk.put(1).stored()
+    desk.put(spread(20)).fail(INVALID)
+    desk.map_failed(*MISSING)
     desk.submit(1)
-    desk.sort()
-    desk.send().stored()
-    desk.submit(spread(20))
-    desk.sort()
-    desk.send().fail(INVALID)
-    desk.pipeline.shard_map_failed(*MISSING, desk.now)
-    desk.submit(1)
-    desk.pipeline.shard_map_failed(*THROTTLED, desk.now)
+    desk.map_failed(*THROTTLED)
     desk.now += 10.0
     desk.sort()
     assert desk.pipeline.goes_plain
@@ -331,18 +327,16 @@ def test_with_per_key_nothing_overtakes_what_is_on_its_way_when_the_list_comes_o
         late.until_plain()
     else:
         desk = Desk(even_map(2), aggregate=True, per_key=True)
-        desk.submit(1)
-        desk.sort()
-        desk.send().stored_as_predicted()
+        desk.put(1).stored_as_predicted()
         desk.submit([(b"k", b"first", None)])
     desk.sort()
     first = desk.send()
     desk.submit([(b"k", b"second", None)])
     if then == "the list comes":
-        desk.pipeline.set_shard_map(even_map(2), desk.now)
+        desk.set_map(even_map(2))
     else:
-        desk.pipeline.shard_map_failed(*MISSING, desk.now)
-        desk.pipeline.shard_map_failed(*THROTTLED, desk.now)
+        desk.map_failed(*MISSING)
+        desk.map_failed(*THROTTLED)
         desk.now += 10.0
     desk.sort()
     assert desk.try_send() is None
@@ -402,8 +396,8 @@ def test_rows_that_are_aggregates_wait_for_the_list_and_hold_up_no_others() -> N
     assert desk.try_send() is None
     assert desk.pipeline.next_time() is None
     assert desk.pipeline.awaits_map
-    assert desk.pipeline.holding(desk.now).cause == "shard_map"
-    desk.pipeline.set_shard_map(service.map(), desk.now)
+    assert desk.holding().cause == "shard_map"
+    desk.set_map(service.map())
     desk.sort()
     for sent in desk.send_all():
         service.answer(sent)
@@ -447,10 +441,10 @@ def test_one_denial_of_a_list_that_fails_for_now_ends_nothing() -> None:
     desk.fail(*DENIED)
     desk.now += 3.0
     assert desk.begin(), "it goes plain as those before it"
-    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.refuses() is None
     desk.fail(*THROTTLED)
     desk.now += 30.0
-    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.refuses() is None
     assert not later.finished
 
 
@@ -461,7 +455,7 @@ def test_a_denial_that_lasts_refuses_what_comes_and_what_went_plain_is_still_sen
     desk.begin()
     desk.fail(*DENIED)
     desk.now += 10.0
-    end = desk.pipeline.refuses(desk.now)
+    end = desk.refuses()
     assert end is not None
     assert end.code == Code.SHARD_MAP_MISSING
     late = desk.submit(1)
@@ -515,9 +509,7 @@ def test_a_denial_leaves_alone_what_is_being_sorted_and_goes_plain() -> None:
 @pytest.mark.promise("list-fails-now-waited-records")
 def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain() -> None:
     desk = Desk(even_map(2), aggregate=True)
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored_as_predicted()
+    desk.put(1).stored_as_predicted()
     assert not desk.pipeline.forget_shards(desk.now)
     desk.now += 600.0
     assert desk.pipeline.forget_shards(desk.now)
@@ -526,7 +518,7 @@ def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then
     desk.pipeline.press(desk.now)
     assert desk.pipeline.take_job(desk.now) is None
     assert desk.pipeline.next_time() == desk.now + 10.0, "it answered before"
-    desk.pipeline.shard_map_failed(*UNREACHABLE, desk.now)
+    desk.map_failed(*UNREACHABLE)
     desk.now += 10.0
     desk.sort()
     sent = desk.send()
@@ -546,18 +538,15 @@ def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then
 def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> None:
     """Its lanes are another stream's; what waits in them goes plain, too."""
     desk = Desk(even_map(2), aggregate=True)
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored_as_predicted()
-    waiting = desk.submit(spread(10))
-    desk.sort()
-    desk.pipeline.shard_map_failed(*MISSING, desk.now)
+    desk.put(1).stored_as_predicted()
+    waiting = desk.queue(spread(10))
+    desk.map_failed(*MISSING)
     frame = desk.submit(10)
     desk.now += 11.0
     desk.pipeline.press(desk.now)
     assert desk.pipeline.take_job(desk.now) is None, "its health decides"
-    assert desk.pipeline.health.state is HealthState.SUSPECT
-    desk.pipeline.shard_map_failed(*THROTTLED, desk.now)
+    assert desk.health is HealthState.SUSPECT
+    desk.map_failed(*THROTTLED)
     desk.sort()
     assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == [""]
     while not (waiting.finished and frame.finished):

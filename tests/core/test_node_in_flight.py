@@ -22,8 +22,7 @@ def desks(count: int, node: NodeInFlight, **rules: Any) -> list[Desk]:
 
 
 def fill(desk: Desk, rows: int, size: int = 1_000) -> None:
-    desk.submit([(b"k%d" % i, b"x" * size, None) for i in range(rows)])
-    desk.sort()
+    desk.queue([(b"k%d" % i, b"x" * size, None) for i in range(rows)])
     desk.pipeline.sender.in_flight.window._size = 100.0
 
 
@@ -98,7 +97,7 @@ def test_one_record_larger_than_a_stream_s_room_is_on_its_way_in_the_whole_node(
         assert stream.try_send() is None
         assert is_held(stream)
         assert stream.pipeline.next_time() is None
-        assert stream.pipeline.holding(stream.now).cause == "in_flight"
+        assert stream.holding().cause == "in_flight"
     hung.stored_as_predicted()
     second = streams[1].send()
     assert streams[0].try_send() is None
@@ -111,8 +110,7 @@ def test_a_larger_record_that_waits_for_another_stream_s_holds_up_no_other_lane(
     node = NodeInFlight(8 * FLOOR, FLOOR)
     node.take("another", 9 * FLOOR)
     (desk,) = desks(1, node)
-    frame = desk.submit([(b"k", b"x" * 150_000, b"0"), *[(b"k", b"small", b"%d" % 2**127)] * 10])
-    desk.sort()
+    frame = desk.queue([(b"k", b"x" * 150_000, b"0"), *[(b"k", b"small", b"%d" % 2**127)] * 10])
     small = desk.send()
     assert small.request.records == 10
     assert desk.try_send() is None
@@ -127,11 +125,9 @@ def test_a_larger_record_that_waits_for_another_stream_s_expires_in_time() -> No
     node = NodeInFlight(8 * FLOOR, FLOOR)
     node.take("another", 9 * FLOOR)
     (desk,) = desks(1, node, record_ttl_seconds=5.0)
-    frame = desk.submit([(b"k", b"x" * 150_000, None)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"x" * 150_000, None)])
     assert desk.try_send() is None
-    due = desk.pipeline.next_time()
-    assert due is not None
+    due = desk.due()
     assert due > desk.now
     desk.now = due
     assert desk.try_send() is None
@@ -142,8 +138,7 @@ def test_a_larger_record_in_a_refused_request_waits_for_another_stream_s() -> No
     """A record that is sent alone keeps to the limit, too."""
     node = NodeInFlight(80 * FLOOR, FLOOR)
     (desk,) = desks(1, node, request_max_bytes=1_000_000)
-    frame = desk.submit([(b"k", b"large" * 120_000, b"0"), (b"k", b"small", b"0")])
-    desk.sort()
+    frame = desk.queue([(b"k", b"large" * 120_000, b"0"), (b"k", b"small", b"0")])
     refused = desk.send()
     node.set_limits(8 * FLOOR, FLOOR)
     node.take("another", node.room("another"))
@@ -165,8 +160,7 @@ def test_what_goes_alone_is_cut_to_what_there_is_room_for(per_key: bool) -> None
     """A request of 200 kB is refused, and the halves are sent while another stream has all but the floor."""
     node = NodeInFlight(8 * FLOOR, FLOOR // 2)
     (other,) = desks(1, node, per_key=per_key, aggregate=per_key, aggregate_max_bytes=150_000)
-    frame = other.submit([(b"k%d" % i, b"x" * 1_000, b"0" if per_key else None) for i in range(150)])
-    other.sort()
+    frame = other.queue([(b"k%d" % i, b"x" * 1_000, b"0" if per_key else None) for i in range(150)])
     refused = other.send()
     assert refused.request.bytes > 1.2 * FLOOR
     refused.fail(INVALID)
@@ -186,8 +180,7 @@ def test_a_record_larger_than_a_request_in_a_refused_one_waits_until_nothing_is_
     node = NodeInFlight(80 * FLOOR, FLOOR)
     (desk,) = desks(1, node, request_max_bytes=1_000_000)
     small: Row = (b"k", b"small", b"0")
-    frame = desk.submit([*[small] * 10, (b"k", b"large" * 120_000, b"0"), *[small] * 10])
-    desk.sort()
+    frame = desk.queue([*[small] * 10, (b"k", b"large" * 120_000, b"0"), *[small] * 10])
     refused = desk.send()
     assert refused.request.records == 21
     node.set_limits(8 * FLOOR, FLOOR)

@@ -49,9 +49,7 @@ def test_rows_accepted_before_keep_their_time_to_live_and_later_ones_have_the_ne
 
 def test_a_request_on_its_way_keeps_its_time_out_and_the_next_has_the_new_one() -> None:
     desk = Desk(request_max_records=5)
-    desk.submit(10)
-    desk.sort()
-    before = desk.send()
+    before = desk.put(10)
     reload(desk, request_timeout_seconds=20.0)
     assert 6.0 < before.request.timeout_seconds < 7.0
     assert 20.0 < desk.send().request.timeout_seconds < 21.0
@@ -59,10 +57,8 @@ def test_a_request_on_its_way_keeps_its_time_out_and_the_next_has_the_new_one() 
 
 def test_a_request_that_was_taken_and_is_not_encoded_gives_back_what_the_new_rules_leave_out() -> None:
     desk = Desk()
-    desk.submit(100)
-    desk.sort()
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    desk.queue(100)
+    request = desk.take_request()
     reload(desk, request_max_records=7)
     sent = Sent(desk, request)
     assert (len(sent.entries), request.records) == (7, 7)
@@ -73,8 +69,7 @@ def test_a_request_that_was_taken_and_is_not_encoded_gives_back_what_the_new_rul
 
 def test_aggregates_are_made_by_the_new_sizes() -> None:
     desk = Desk(aggregate=True)
-    desk.submit([(b"k", b"x" * 90, None)] * 200)
-    desk.sort()
+    desk.queue([(b"k", b"x" * 90, None)] * 200)
     reload(desk, aggregate_max_bytes=1_024, aggregate_max_records=5)
     assert {len(data) > 1_100 for data in desk.send().data} == {False}
     assert [lane.aggregate_max_bytes for lane in desk.pipeline.lanes] == [1_024]
@@ -82,8 +77,7 @@ def test_aggregates_are_made_by_the_new_sizes() -> None:
 
 def test_the_number_on_its_way_follows_the_new_limits_and_what_is_above_them_ends_as_always() -> None:
     desk = Desk(even_map(8), request_max_records=5, max_in_flight_requests=24)
-    desk.submit([(b"k%d" % i, b"x", None) for i in range(1_000)])
-    desk.sort()
+    desk.queue([(b"k%d" % i, b"x", None) for i in range(1_000)])
     first = desk.send_all()
     assert len(first) == 4
     reload(desk, max_in_flight_requests=2)
@@ -104,8 +98,7 @@ def test_the_number_on_its_way_follows_the_new_limits_and_what_is_above_them_end
 
 def test_bytes_on_their_way_follow_the_new_limits() -> None:
     desk = Desk(max_in_flight_bytes=5_000, request_max_bytes=4_096)
-    desk.submit([(b"k", b"x" * 1_000, None)] * 100)
-    desk.sort()
+    desk.queue([(b"k", b"x" * 1_000, None)] * 100)
     assert len(desk.send_all()) == 1
     reload(desk, max_in_flight_bytes=64 << 20, request_max_bytes=8_192)
     more = desk.send_all()
@@ -115,21 +108,18 @@ def test_bytes_on_their_way_follow_the_new_limits() -> None:
 
 def test_a_stream_that_is_suspected_has_the_new_patience() -> None:
     desk = Desk(permanent_error_grace_seconds=3_600.0, request_max_records=1)
-    desk.submit(3)
-    desk.sort()
-    desk.send().stored()
+    desk.put(3).stored()
     desk.send().fail(REFUSED)
-    assert desk.pipeline.health.state.value == "suspect"
+    assert desk.health.value == "suspect"
     reload(desk, permanent_error_grace_seconds=1.0)
     desk.now += 20.0
     desk.send().fail(REFUSED)
-    assert desk.pipeline.health.state.value == "broken"
+    assert desk.health.value == "broken"
 
 
 def test_throttled_rows_fail_or_do_not_by_the_new_setting() -> None:
     desk = Desk()
-    frame = desk.submit(2)
-    desk.sort()
+    frame = desk.queue(2)
     sent = desk.send()
     reload(desk, fail_if_throttled=True)
     sent.throttle({1})
@@ -139,12 +129,9 @@ def test_throttled_rows_fail_or_do_not_by_the_new_setting() -> None:
 @pytest.mark.law("Pacer")
 def test_a_lane_that_waits_for_its_pace_goes_on_at_once_where_it_may_send_more() -> None:
     desk = Desk(shard_rate_fraction=0.001)
-    desk.submit([(b"k", b"x" * 500, None)] * 20)
-    desk.sort()
-    desk.send().stored()
+    desk.put([(b"k", b"x" * 500, None)] * 20).stored()
     assert desk.try_send() is None
-    due = desk.pipeline.next_time()
-    assert due is not None
+    due = desk.due()
     assert due > desk.now + 0.5
     reload(desk, shard_rate_fraction=100.0)
     due = desk.pipeline.next_time()
@@ -156,10 +143,8 @@ def test_a_lane_that_waits_for_its_pace_goes_on_at_once_where_it_may_send_more()
 @pytest.mark.law("Pacer")
 def test_a_pace_keeps_what_its_shards_throttles_have_taught_and_takes_that_of_another_rate() -> None:
     desk = Desk(shard_rate_fraction=1.0, request_max_records=5)
-    desk.submit(20)
-    desk.sort()
-    desk.send().throttle({0, 1, 2, 3, 4})
-    (lane,) = desk.pipeline.lanes
+    desk.put(20).throttle({0, 1, 2, 3, 4})
+    lane = desk.lane
     assert lane.pacer is not None
     share = lane.pacer.rate_bytes / SHARD_BYTES_PER_SECOND
     assert share < 0.25
@@ -182,8 +167,7 @@ def test_how_records_are_packed_and_ordered_never_changes() -> None:
 
 def test_in_a_pause_nothing_is_sent_and_what_is_on_its_way_ends() -> None:
     desk = Desk(request_max_records=5)
-    frame = desk.submit(20)
-    desk.sort()
+    frame = desk.queue(20)
     first, second = desk.send(), desk.send()
     desk.pipeline.pause()
     assert desk.try_send() is None
@@ -193,10 +177,10 @@ def test_in_a_pause_nothing_is_sent_and_what_is_on_its_way_ends() -> None:
     desk.now += 30.0
     assert desk.try_send() is None
     assert desk.pipeline.next_time() is None, "nothing is due before somebody resumes"
-    assert desk.pipeline.holding(desk.now).cause == "paused"
+    assert desk.holding().cause == "paused"
     assert desk.pipeline.requests_in_flight == 0
     desk.pipeline.resume()
-    assert desk.pipeline.holding(desk.now).cause == "daemon"
+    assert desk.holding().cause == "daemon"
     for sent in desk.send_all():
         sent.stored()
     for sent in desk.send_all():
@@ -207,18 +191,16 @@ def test_in_a_pause_nothing_is_sent_and_what_is_on_its_way_ends() -> None:
 
 def test_a_pause_is_named_whatever_else_is_waited_for() -> None:
     desk = Desk(known=False, aggregate=True)
-    desk.submit(1)
-    desk.sort()
-    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    desk.queue(1)
+    assert desk.holding().cause == "shard_map"
     desk.pipeline.pause()
-    assert desk.pipeline.holding(desk.now).cause == "paused"
+    assert desk.holding().cause == "paused"
 
 
 @pytest.mark.law("Row")
 def test_in_a_pause_rows_expire() -> None:
     desk = Desk(record_ttl_seconds=5.0)
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     desk.pipeline.pause()
     assert desk.try_send() is None
     assert desk.pipeline.next_time() == 105.0
@@ -231,8 +213,7 @@ def test_in_a_pause_rows_expire() -> None:
 def test_a_drain_ends_a_pause_and_lets_nobody_begin_one() -> None:
     desk = Desk()
     desk.submit(3, owner=None)
-    returned = desk.submit(2)
-    desk.sort()
+    returned = desk.queue(2)
     desk.pipeline.pause()
     desk.pipeline.drain()
     assert returned.tallies[Outcome.RETURNED] == 2
@@ -271,7 +252,7 @@ def test_a_flush_sends_what_lingers_and_tells_how_each_row_ended_once_none_is_op
     desk.submit(10, owner="a")
     desk.submit(4, owner="gone")
     flush = Flush(desk)
-    assert desk.pipeline.stats.flushes == {"flush": 1}
+    assert desk.stats.flushes == {"flush": 1}
     later = desk.submit(5, owner="a")
     assert flush.counts() == {"records": 14, "open": 14}
     desk.sorted(desk.job())
@@ -288,8 +269,7 @@ def test_a_flush_sends_what_lingers_and_tells_how_each_row_ended_once_none_is_op
 @pytest.mark.law("Frame")
 def test_rows_that_had_ended_before_a_flush_are_none_of_its_and_every_other_outcome_is_told() -> None:
     desk = Desk(request_max_records=2)
-    frame = desk.submit(8)
-    desk.sort()
+    frame = desk.queue(8)
     desk.send().stored()
     unknown, refused = desk.send(), desk.send()
     flush = Flush(desk)

@@ -68,8 +68,7 @@ def go_on(desk: Desk, seconds: float = 6.0) -> None:
 @pytest.mark.law("Lane")
 def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait() -> None:
     desk = ordered()
-    frame = desk.submit(rows_named("a1 a2 b1 a3 c1 b2"))
-    desk.sort()
+    frame = desk.queue(rows_named("a1 a2 b1 a3 c1 b2"))
     sent = desk.send()
     assert names(sent) == "a1 b1 c1", "the first of each key, in the order of their first rows"
     assert desk.try_send() is None
@@ -89,10 +88,8 @@ def test_rows_wait_for_earlier_ones_of_their_partition_key_whatever_their_hash_k
     """A row without a partition key waits for earlier ones of its hash key."""
     desk = ordered()
     desk.submit([(b"a", b"1", LOW), (b"b", b"2", LOW), (b"a", b"3", b"1"), (b"a", b"4", None)])
-    desk.submit([(None, b"5", LOW), (None, b"6", LOW), (None, b"7", b"%d" % 2**64)])
-    desk.sort()
-    desk.submit([(b"a", b"8", None), (b"c", b"9", None)])
-    desk.sort()
+    desk.queue([(None, b"5", LOW), (None, b"6", LOW), (None, b"7", b"%d" % 2**64)])
+    desk.queue([(b"a", b"8", None), (b"c", b"9", None)])
     found = []
     while (sent := desk.try_send()) is not None:
         found.append(b" ".join(sent.data))
@@ -103,18 +100,14 @@ def test_rows_wait_for_earlier_ones_of_their_partition_key_whatever_their_hash_k
 @pytest.mark.law("Lane")
 def test_rows_without_a_key_wait_for_nobody() -> None:
     desk = ordered()
-    desk.submit([(None, b"%d" % i, None) for i in range(50)])
-    desk.sort()
+    desk.queue([(None, b"%d" % i, None) for i in range(50)])
     assert len(desk.send().data) == 50
 
 
 def test_a_row_that_comes_later_waits_behind_its_key_in_flight() -> None:
     desk = ordered()
-    desk.submit(rows_named("a1"))
-    desk.sort()
-    sent = desk.send()
-    desk.submit(rows_named("a2 b1"))
-    desk.sort()
+    sent = desk.put(rows_named("a1"))
+    desk.queue(rows_named("a2 b1"))
     assert desk.try_send() is None
     sent.stored()
     assert names(desk.send()) == "a2 b1"
@@ -123,8 +116,7 @@ def test_a_row_that_comes_later_waits_behind_its_key_in_flight() -> None:
 @pytest.mark.parametrize("failure", [SLOW_DOWN, BROKEN])
 def test_after_a_partial_failure_each_key_goes_on_where_it_was(failure: dict[str, str]) -> None:
     desk = ordered()
-    frame = desk.submit(rows_named("a1 b1 c1 a2 b2 c2"))
-    desk.sort()
+    frame = desk.queue(rows_named("a1 b1 c1 a2 b2 c2"))
     desk.send().answer([GOOD, failure, GOOD])
     go_on(desk)
     sent = desk.send()
@@ -138,15 +130,11 @@ def test_after_a_failure_that_passes_rows_wait_in_front_of_their_lane_and_nothin
     """Without an order they would wait next to the lane, and later rows would overtake them."""
     for failure in (LOST, UNSENT):
         desk = ordered()
-        desk.submit(rows_named("a1 b1 a2"))
-        desk.sort()
-        desk.send().fail(failure)
+        desk.put(rows_named("a1 b1 a2")).fail(failure)
         assert desk.try_send() is None
-        due = desk.pipeline.next_time()
-        assert due is not None
+        due = desk.due()
         assert desk.now + 0.01 <= due <= desk.now + 5
-        desk.submit(rows_named("c1"))
-        desk.sort()
+        desk.queue(rows_named("c1"))
         assert desk.try_send() is None
         desk.now = due
         assert names(desk.send()) == "a1 b1 c1"
@@ -154,8 +142,7 @@ def test_after_a_failure_that_passes_rows_wait_in_front_of_their_lane_and_nothin
 
 def test_halving_keeps_the_order_and_finds_the_one_bad_row() -> None:
     desk = ordered()
-    frame = desk.submit([(b"%c" % (97 + i % 20), b"%c%d" % (97 + i % 20, i // 20), None) for i in range(100)])
-    desk.sort()
+    frame = desk.queue([(b"%c" % (97 + i % 20), b"%c%d" % (97 + i % 20, i // 20), None) for i in range(100)])
     stored: dict[str, list[int]] = defaultdict(list)
     for _ in until_finished(frame):
         sent = desk.send()
@@ -179,8 +166,7 @@ def test_halving_keeps_the_order_and_finds_the_one_bad_row() -> None:
 def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
     """It is not forgotten, although nothing is in flight that would wake its lane."""
     desk = ordered(even_map(2))
-    frame = desk.submit([(b"a", b"x" * 700_000, LOW), (b"b", b"y" * 700_000, HIGH)])
-    desk.sort()
+    frame = desk.queue([(b"a", b"x" * 700_000, LOW), (b"b", b"y" * 700_000, HIGH)])
     for _ in range(2):
         sent = desk.send()
         assert len(sent.entries) == 1
@@ -198,8 +184,7 @@ def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
 @pytest.mark.parametrize("bound", [{"aggregate_max_bytes": 400}, {"aggregate_max_records": 3}])
 def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound: dict[str, int]) -> None:
     desk = ordered(even_map(2), aggregate=True, **bound)
-    frame = desk.submit([(b"k", b"%03d" % i, LOW if i % 2 else HIGH) for i in range(80)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%03d" % i, LOW if i % 2 else HIGH) for i in range(80)])
     seen: list[int] = []
     for _ in until_finished(frame):
         sents = desk.send_all()
@@ -217,9 +202,7 @@ def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound:
 @pytest.mark.parametrize("failure", [SLOW_DOWN, BROKEN])
 def test_an_aggregate_that_failed_goes_first_again(failure: dict[str, str]) -> None:
     desk = ordered(aggregate=True, aggregate_max_bytes=400)
-    desk.submit([(b"k", b"%03d" % i, None) for i in range(80)])
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put([(b"k", b"%03d" % i, None) for i in range(80)])
     first = sent.users
     sent.answer([failure])
     assert desk.try_send() is None
@@ -231,8 +214,7 @@ def test_an_aggregate_that_failed_goes_first_again(failure: dict[str, str]) -> N
 def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> None:
     """They have keys in common: the second must not be stored before the first."""
     desk = ordered(aggregate=True)
-    frame = desk.submit([(b"k", b"%d" % i, None) for i in range(10)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%d" % i, None) for i in range(10)])
     desk.send().fail(INVALID)
     half = desk.send()
     assert half.users == [b"%d" % i for i in range(5)]
@@ -251,8 +233,7 @@ def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> 
 
 def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> None:
     desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=100)
-    frame = desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%02d" % i, LOW) for i in range(8)])
     sent = desk.send()
     first = sent.users
     assert len(first) < 8
@@ -260,7 +241,7 @@ def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> 
     assert desk.try_send() is None
     go_on(desk, 3)
     assert desk.try_send() is None
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     again = desk.send()
     assert again.users[0] == b"%02d" % len(first)
     for _ in until_finished(frame):
@@ -276,14 +257,12 @@ def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> 
 def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
     """After a silence only a new reading of the map shows whether a consumer receives it."""
     desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=200)
-    desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put([(b"k", b"%02d" % i, LOW) for i in range(8)])
     desk.now += 60
     sent.stored()
-    assert desk.pipeline.wants_shard_map
+    assert desk.wants_map
     assert desk.try_send() is None
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.set_map(even_map(1))
     assert desk.send().users[0] == b"%02d" % len(sent.users)
 
 
@@ -298,10 +277,9 @@ def test_children_wait_for_what_is_on_its_way_to_their_parents(
     before: ShardMap, after: ShardMap, aggregate: bool
 ) -> None:
     desk = ordered(before, aggregate=aggregate, aggregate_max_bytes=150)
-    frame = desk.submit([(b"%d" % (i % 10), b"%03d" % i, None) for i in range(60)])
-    desk.sort()
+    frame = desk.queue([(b"%d" % (i % 10), b"%03d" % i, None) for i in range(60)])
     sents = desk.send_all()
-    desk.pipeline.set_shard_map(after, desk.now)
+    desk.set_map(after)
     assert desk.try_send() is None
     if len(sents) == 2:
         sents[0].stored_as_predicted()
@@ -329,25 +307,22 @@ def test_children_wait_for_what_is_on_its_way_to_their_parents(
 @pytest.mark.law("Lane")
 def test_children_of_a_shard_with_nothing_on_its_way_do_not_wait() -> None:
     desk = ordered(even_map(1))
-    desk.submit(rows_named("a1 b1 c1 d1"))
-    desk.sort()
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.queue(rows_named("a1 b1 c1 d1"))
+    desk.set_map(HALVES)
     assert sorted(names(desk.send()).split()) == ["a1", "b1", "c1", "d1"]
 
 
 @pytest.mark.law("Lane")
 def test_a_shard_beside_those_that_split_does_not_wait() -> None:
     desk = ordered(even_map(2))
-    desk.submit([(b"a", b"1", LOW), (b"a", b"2", LOW), (b"b", b"1", HIGH), (b"b", b"2", HIGH)])
-    desk.sort()
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    desk.queue([(b"a", b"1", LOW), (b"a", b"2", LOW), (b"b", b"1", HIGH), (b"b", b"2", HIGH)])
+    request = desk.take_request()
     one_entry = make_rules(request_max_records=1).entries
     encoded = encode(ADDRESS, request.numbered, one_entry)
     desk.pipeline.encoded(request, encoded, desk.now)  # only the low shard's row is on its way
     low, high = even_map(2).shards
     middle = 2**126
-    desk.pipeline.set_shard_map(ShardMap([Shard("c", 0, middle - 1), Shard("d", middle, low.end), high]), desk.now)
+    desk.set_map(ShardMap([Shard("c", 0, middle - 1), Shard("d", middle, low.end), high]))
     assert desk.send().data == [b"1"]
     assert desk.try_send() is None
 
@@ -355,10 +330,9 @@ def test_a_shard_beside_those_that_split_does_not_wait() -> None:
 @pytest.mark.law("Lane")
 def test_the_halves_of_a_refused_request_and_what_follows_go_on_after_their_shard_split() -> None:
     desk = ordered()
-    frame = desk.submit(rows_named("a1 b1 c1 d1 a2"))
-    desk.sort()
+    frame = desk.queue(rows_named("a1 b1 c1 d1 a2"))
     desk.send().fail(INVALID)
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     for _ in until_finished(frame):
         for sent in desk.send_all():
             sent.stored_as_predicted()
@@ -369,14 +343,12 @@ def test_the_halves_of_a_refused_request_and_what_follows_go_on_after_their_shar
 @pytest.mark.law("Lane")
 def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_sent() -> None:
     desk = ordered(even_map(2))
-    desk.submit([(b"a", b"low", LOW), (b"b", b"high", HIGH)])
-    desk.sort()
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    desk.queue([(b"a", b"low", LOW), (b"b", b"high", HIGH)])
+    request = desk.take_request()
     low, high = even_map(2).shards
     middle = high.start + 2**126
     children = [Shard("c", high.start, middle - 1), Shard("d", middle, high.end)]
-    desk.pipeline.set_shard_map(ShardMap([low, *children]), desk.now)
+    desk.set_map(ShardMap([low, *children]))
     one_entry = make_rules(request_max_records=1).entries
     desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, one_entry), desk.now)
     assert desk.send().data == [b"high"], "only the low shard's row is on its way"
@@ -385,14 +357,12 @@ def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_se
 @pytest.mark.law("Lane")
 def test_children_wait_for_an_aggregate_of_their_parent_that_awaits_a_map() -> None:
     desk = ordered(aggregate=True, aggregate_max_bytes=200)
-    desk.submit([(b"k", b"%02d" % i, LOW) for i in range(8)])
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put([(b"k", b"%02d" % i, LOW) for i in range(8)])
     assert len(sent.users) < 8
     sent.stored("unknown")
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     assert desk.try_send() is None
-    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, 2**127 - 1), HALVES.shards[1]]), desk.now)
+    desk.set_map(ShardMap([Shard("unknown", 0, 2**127 - 1), HALVES.shards[1]]))
     assert desk.send().users[0] == b"%02d" % len(sent.users)
 
 
@@ -419,7 +389,7 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
             frames.append(desk.submit(part))
             desk.sort()
         if random.random() < 0.1:
-            desk.pipeline.set_shard_map(random.choice(maps), desk.now)
+            desk.set_map(random.choice(maps))
         under_way += desk.send_all()
         shards_of: Counter[Shard] = Counter()
         aggregates_of: Counter[Shard] = Counter()
@@ -514,8 +484,7 @@ def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -
     desk = ordered(request_max_records=1)
     first = desk.submit(rows_named("a1 b1 c1 d1"), owner="me")
     later = desk.submit(rows_named("e1 f1"), owner="me")
-    other = desk.submit(rows_named("g1 h1"), owner="other")
-    desk.sort()
+    other = desk.queue(rows_named("g1 h1"), owner="other")
     desk.send().stored()
     fail_row(desk, b"b1")
     assert ends_of(first) == {1: (Outcome.NOT_STORED, Code.RECORD_INVALID, False), 2: PREDECESSOR, 3: PREDECESSOR}
@@ -535,13 +504,12 @@ def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -
 def test_a_session_that_has_failed_spends_no_probe_of_a_stream_that_is_refused() -> None:
     """None of its rows is sent, so its frames would keep the stream refused for everybody."""
     desk = ordered(permanent_error_grace_seconds=0.0)
-    failed = desk.submit(rows_named("a1"), owner="me")
-    desk.sort()
+    failed = desk.queue(rows_named("a1"), owner="me")
     desk.send().fail(REFUSED)
     assert ends_of(failed) == {0: (Outcome.NOT_STORED, Code.ACCESS_DENIED, False)}
     desk.now += 6
-    assert desk.pipeline.refuses(desk.now, owner="me") is not None
-    assert desk.pipeline.refuses(desk.now, owner="other") is None, "the probe is still there"
+    assert desk.refuses(owner="me") is not None
+    assert desk.refuses(owner="other") is None, "the probe is still there"
 
 
 @pytest.mark.promise("session-failed-spends")
@@ -550,8 +518,7 @@ def test_rows_before_the_one_that_failed_are_still_sent() -> None:
     """They may come later in the line: the rows of a frame are sorted by shard."""
     desk = ordered(even_map(2), request_max_records=1)
     rows: list[Row] = [(b"a", b"before", HIGH), (b"b", b"bad", LOW), (b"c", b"after", HIGH), (b"d", b"after", LOW)]
-    frame = desk.submit(rows)
-    desk.sort()
+    frame = desk.queue(rows)
     fail_row(desk, b"bad")
     sent = desk.send()
     assert sent.users == [b"before"]
@@ -573,8 +540,7 @@ def test_rows_before_the_one_that_failed_are_still_sent() -> None:
 def test_rows_that_are_on_their_way_already_end_as_they_are_answered() -> None:
     desk = ordered(even_map(2), request_max_records=1)
     frame = desk.submit([(b"a", b"bad", LOW), (b"b", b"stored", HIGH)])
-    later = desk.submit([(b"c", b"lost", b"1"), (b"d", b"waits", b"2")])
-    desk.sort()
+    later = desk.queue([(b"c", b"lost", b"1"), (b"d", b"waits", b"2")])
     bad, stored = desk.send_all()
     bad.fail(INVALID)
     assert not frame.finished
@@ -582,8 +548,7 @@ def test_rows_that_are_on_their_way_already_end_as_they_are_answered() -> None:
     assert frame.result().stored == 1
     assert set(ends_of(later).values()) == {PREDECESSOR}
     desk = ordered(even_map(2), request_max_records=1)
-    frame = desk.submit([(b"a", b"bad", LOW), (b"b", b"lost", HIGH)])
-    desk.sort()
+    frame = desk.queue([(b"a", b"bad", LOW), (b"b", b"lost", HIGH)])
     bad, lost = desk.send_all()
     bad.fail(INVALID)
     lost.fail(LOST)
@@ -595,8 +560,7 @@ def test_rows_that_are_on_their_way_already_end_as_they_are_answered() -> None:
 @pytest.mark.parametrize("stage", ["filling", "sealed", "sorting"])
 def test_later_frames_fail_wherever_they_are(stage: str) -> None:
     desk = ordered()
-    desk.submit(rows_named("a1"))
-    desk.sort()
+    desk.queue(rows_named("a1"))
     later = desk.submit(rows_named("b1 c1"))
     jobs = []
     if stage != "filling":
@@ -649,12 +613,10 @@ def test_a_row_that_expired_is_a_failure() -> None:
 def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -> None:
     for stored in (True, False):
         desk = ordered(record_ttl_seconds=5.0)
-        first = desk.submit(rows_named("a1"))
-        desk.sort()
+        first = desk.queue(rows_named("a1"))
         sent = desk.send()
         desk.now += 3
-        later = desk.submit(rows_named("b1"))
-        desk.sort()
+        later = desk.queue(rows_named("b1"))
         desk.now += 2
         assert desk.try_send() is None
         assert not later.finished
@@ -673,8 +635,7 @@ def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -
 @pytest.mark.law("Row")
 def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_after_it_mended_is_not_sent() -> None:
     desk = ordered()
-    first = desk.submit(rows_named("a1"))
-    desk.sort()
+    first = desk.queue(rows_named("a1"))
     sent = desk.send()
     second = desk.submit(rows_named("a2"))
     third = desk.submit(rows_named("a3"))
@@ -682,12 +643,11 @@ def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_af
     denied = (Outcome.NOT_STORED, Code.ACCESS_DENIED, False)
     assert [ends_of(frame) for frame in (first, second, third)] == [{0: denied}] * 3
     desk.now += 7
-    assert desk.pipeline.refuses(desk.now) is None
-    probe = desk.submit(rows_named("z1"), owner="other")
-    desk.sort()
+    assert desk.refuses() is None
+    probe = desk.queue(rows_named("z1"), owner="other")
     desk.send().stored()
     assert probe.result().stored == 1
-    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.health is HealthState.WORKING
     assert ends_of(desk.submit(rows_named("a4"))) == {0: PREDECESSOR}
     desk.finished()
     assert desk.is_empty()
@@ -715,8 +675,7 @@ def test_the_bad_rows_of_a_frame_whose_good_ones_are_taken_are_no_failure() -> N
     frame.end_bad_rows()
     desk.ids = 1
     desk.pipeline.submit(frame, desk.now)
-    later = desk.submit(rows_named("a2"))
-    desk.sort()
+    later = desk.queue(rows_named("a2"))
     desk.send().stored()
     desk.send().stored()
     assert later.result().stored == 1
@@ -729,15 +688,12 @@ def test_nothing_is_kept_of_a_session_that_failed_and_left(leave: str) -> None:
     desk = ordered(request_max_records=1)
     for number in range(20):
         owner = f"session {number}"
-        desk.submit(rows_named("a1 b1"), owner=owner)
-        desk.sort()
+        desk.queue(rows_named("a1 b1"), owner=owner)
         fail_row(desk, b"a1")
         getattr(desk.pipeline, leave)(owner)
         assert desk.finished() == []
         desk.now += 10  # the stream is not doubted for entries of one message
-        desk.submit(rows_named("z1"), owner="good")
-        desk.sort()
-        desk.send().stored()
+        desk.put(rows_named("z1"), owner="good").stored()
         desk.finished()
     assert not desk.pipeline.ledger._failed_sessions
     assert desk.is_empty()
@@ -745,8 +701,7 @@ def test_nothing_is_kept_of_a_session_that_failed_and_left(leave: str) -> None:
 
 def test_a_session_that_fails_after_it_left_is_not_remembered() -> None:
     desk = ordered(request_max_records=1)
-    frame = desk.submit(rows_named("a1 b1"))
-    desk.sort()
+    frame = desk.queue(rows_named("a1 b1"))
     sent = desk.send()
     desk.pipeline.disown("caller")
     sent.fail(INVALID)
@@ -758,8 +713,7 @@ def test_a_session_that_fails_after_it_left_is_not_remembered() -> None:
 
 def test_without_an_order_a_failed_row_fails_alone() -> None:
     desk = Desk(request_max_records=1)
-    frame = desk.submit(rows_named("a1 a2"))
-    desk.sort()
+    frame = desk.queue(rows_named("a1 a2"))
     desk.send().fail(INVALID)
     desk.send().stored()
     desk.pipeline.refused("caller")
@@ -770,8 +724,7 @@ def test_without_an_order_a_failed_row_fails_alone() -> None:
 @pytest.mark.law("Row")
 def test_throttled_rows_that_are_to_fail_take_their_followers_along() -> None:
     desk = ordered(fail_if_throttled=True)
-    frame = desk.submit(rows_named("a1 b1 b2 c1 a2 d1"))
-    desk.sort()
+    frame = desk.queue(rows_named("a1 b1 b2 c1 a2 d1"))
     sent = desk.send()
     assert names(sent) == "a1 b1 c1 d1"
     sent.answer([GOOD, SLOW_DOWN, SLOW_DOWN, GOOD])
@@ -798,8 +751,7 @@ def test_a_frame_that_could_not_be_sorted_is_a_failure() -> None:
 
 def test_however_many_frames_a_session_sent_after_a_failed_row_each_of_them_ends() -> None:
     desk = ordered()
-    desk.submit(rows_named("a1"))
-    desk.sort()
+    desk.queue(rows_named("a1"))
     later = [desk.submit(rows_named("b1")) for _ in range(1_000)]
     fail_row(desk, b"a1")
     assert [ends_of(frame) for frame in later] == [{0: PREDECESSOR}] * 1_000

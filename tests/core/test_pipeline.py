@@ -14,7 +14,6 @@ from producerd.core.failures import CREDENTIALS_LATE
 from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
 from producerd.core.rows.frame import Frame, RowEnd
-from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD
@@ -37,14 +36,13 @@ from tests.core.stories import (
 )
 from tests.simulation.setting import ADDRESS, make_rules
 
-# ---- batches
+# ---- from a frame to its acknowledgement
 
 
 @pytest.mark.law("Pipeline")
 def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -> None:
     desk = Desk()
-    frame = desk.submit(10)
-    desk.sort()
+    frame = desk.queue(10)
     sent = desk.send()
     assert sorted(sent.data) == [b"row %d" % i for i in range(10)]
     assert desk.finished() == []
@@ -55,107 +53,6 @@ def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -
     assert desk.is_empty()
 
 
-def test_a_batch_seals_before_a_quarter_of_the_byte_limit_or_a_mebibyte() -> None:
-    """One more frame as large as its last would take it over."""
-    for limit, frames_to_seal in ((1 << 20, 2), (64 << 20, 10)):
-        desk = Desk(limit_bytes=limit)
-        for count in range(1, frames_to_seal + 1):
-            assert desk.pipeline.take_job(desk.now) is None, f"sealed before frame {count}"
-            desk.submit([(b"k", b"x" * 100_000, None)])
-        assert len(desk.job().frames) == frames_to_seal
-        assert desk.pipeline.stats.flushes == {"size": 1}
-
-
-def test_a_batch_seals_at_a_quarter_of_the_record_limit_and_with_a_limit_of_1_at_once() -> None:
-    desk = Desk(limit_records=40)
-    desk.submit(9)
-    assert desk.pipeline.take_job(desk.now) is None
-    desk.submit(1)
-    assert len(desk.job().frames) == 2
-    desk = Desk(limit_records=1)
-    desk.submit(1)
-    assert len(desk.job().frames) == 1
-
-
-def test_a_batch_seals_when_it_has_lingered_and_says_when_that_is() -> None:
-    desk = Desk(linger_seconds=0.25)
-    assert desk.pipeline.next_time() is None
-    desk.submit(1)
-    desk.now = 100.2
-    desk.submit(1)
-    assert desk.pipeline.next_time() == 100.25
-    assert desk.pipeline.take_job(100.249) is None
-    desk.now = 100.25
-    assert len(desk.job().frames) == 2
-    assert desk.pipeline.stats.flushes == {"linger": 1}
-    assert desk.pipeline.next_time() is None
-
-
-@pytest.mark.promise("flush-seals-owner-rows")
-def test_a_flush_seals_only_what_its_owner_has_rows_in() -> None:
-    desk = Desk()
-    desk.submit(1, owner="a")
-    desk.pipeline.flush("b")
-    assert desk.pipeline.take_job(desk.now) is None
-    desk.pipeline.flush("a")
-    assert len(desk.job().frames) == 1
-    desk.pipeline.flush("a")
-    assert desk.pipeline.stats.flushes == {"flush": 1}
-
-
-def test_a_queue_that_is_emptied_lets_nothing_linger_nor_what_comes_meanwhile() -> None:
-    desk = Desk(linger_seconds=3_600.0)
-    desk.submit(1)
-    desk.pipeline.hasten()
-    assert len(desk.job().frames) == 1
-    desk.submit(1)
-    assert len(desk.job().frames) == 1
-    assert desk.pipeline.stats.flushes == {"drain": 2}
-
-
-@pytest.mark.law("AdmissionGate")
-def test_pressure_seals_unless_work_that_may_be_sent_waits_already() -> None:
-    desk = Desk()
-    desk.pipeline.press(desk.now)
-    desk.submit(1)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.stats.flushes == {"pressure": 1}
-    desk.submit(1)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.stats.flushes == {"pressure": 1}, "a sealed batch waits"
-    job = desk.job()
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.stats.flushes == {"pressure": 1}, "one is being sorted"
-    desk.sorted(job)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.stats.flushes == {"pressure": 1}, "a lane may send"
-    desk.send()
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.stats.flushes == {"pressure": 2}
-
-
-@pytest.mark.law("AdmissionGate")
-def test_pressure_of_callers_that_wait_for_what_they_sent_seals_only_what_they_have_rows_in() -> None:
-    desk = Desk(linger_seconds=3_600.0)
-    desk.submit(1, owner="a")
-    assert not desk.pipeline.press(desk.now, {"b": None})
-    assert desk.pipeline.take_job(desk.now) is None
-    assert desk.pipeline.press(desk.now, {"b": None, "a": None})
-    desk.submit(1, owner="a")
-    assert not desk.pipeline.press(desk.now, {"a": None}), "a sealed batch waits"
-    assert len(desk.job().frames) == 1
-
-
-def test_pressure_seals_while_the_only_lane_holds_off() -> None:
-    desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().throttle({0})
-    desk.submit(1)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.stats.flushes["pressure"] == 2
-
-
 # ---- throttling, retries
 
 
@@ -164,18 +61,16 @@ def test_pressure_seals_while_the_only_lane_holds_off() -> None:
 def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> None:
     desk = Desk(even_map(2), request_max_records=4)
     low, high = b"0", b"%d" % MAX_HASH_KEY
-    desk.submit([(b"k", b"low %d" % i, low) for i in range(8)] + [(b"k", b"high %d" % i, high) for i in range(8)])
-    desk.sort()
+    desk.queue([(b"k", b"low %d" % i, low) for i in range(8)] + [(b"k", b"high %d" % i, high) for i in range(8)])
     first, second = desk.send(), desk.send()
     assert first.data == [b"low %d" % i for i in range(4)]
     assert second.data == [b"high %d" % i for i in range(4)]
     first.throttle({1, 3})
-    assert desk.pipeline.stats.throttled_records == 2
+    assert desk.stats.throttled_records == 2
     # The other lane goes on at once, the throttled one not before its time.
     for sent in desk.send_all():
         assert all(data.startswith(b"high") for data in sent.data)
-    due = desk.pipeline.next_time()
-    assert due is not None
+    due = desk.due()
     assert desk.now + 0.01 <= due <= desk.now + 0.2
     desk.now = due
     again = desk.send()
@@ -185,15 +80,13 @@ def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> N
 @pytest.mark.promise("rows-fail-wait-out-delay")
 def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored() -> None:
     desk = Desk()
-    frame = desk.submit(10)
-    desk.sort()
+    frame = desk.queue(10)
     sent = desk.send()
     good, bad = {"SequenceNumber": "1", "ShardId": "shard-0"}, {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
     sent.answer([bad if i in (2, 5) else good for i in range(10)])
     assert desk.pipeline.queued_records == 2
     assert desk.try_send() is None
-    due = desk.pipeline.next_time()
-    assert due is not None
+    due = desk.due()
     assert due >= desk.now + 0.01
     desk.now = due
     sent_again: list[bytes] = []
@@ -213,15 +106,13 @@ def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored(
 @pytest.mark.parametrize("failure", [LOST, UNSENT, RequestFailed("ThrottlingException", "slow down", False)])
 def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
     desk = Desk(request_max_records=10)
-    desk.submit(2_000)
-    desk.sort()
+    desk.queue(2_000)
     start, requests = desk.now, 0
     while desk.now < start + 60:
         for sent in desk.send_all():
             requests += 1
             sent.fail(failure)
-        due = desk.pipeline.next_time()
-        assert due is not None
+        due = desk.due()
         assert due > desk.now, "a pipeline never waits for a time that has passed"
         desk.now = due
     assert requests < 24 + 60, "at most one window, then about one every 2.5 s"
@@ -231,25 +122,23 @@ def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
 @pytest.mark.law("RetryPolicy")
 def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between() -> None:
     desk = Desk(even_map(8), request_max_records=1)
-    desk.submit([(b"key %d" % i, b"d", None) for i in range(100)])
-    desk.sort()
+    desk.queue([(b"key %d" % i, b"d", None) for i in range(100)])
     for _ in range(2):
         for _ in range(FAILURES_TO_HOLD - 1):
             desk.send().fail(LOST)
         desk.send().stored()
     for _ in range(FAILURES_TO_HOLD - 1):
         desk.send().fail(LOST)
-    assert desk.pipeline.sender.in_flight.hold_until == 0.0
+    assert desk.holds_until == 0.0
     desk.send().fail(LOST)
-    assert desk.now < desk.pipeline.sender.in_flight.hold_until <= desk.now + 5.0
+    assert desk.now < desk.holds_until <= desk.now + 5.0
 
 
 @pytest.mark.law("RetryPolicy")
 def test_a_hold_that_is_over_hides_no_later_time() -> None:
     """While one request is out after a hold, a batch that lingers is still told of."""
     desk = Desk(request_max_records=1, linger_seconds=0.5)
-    desk.submit(8)
-    desk.sort()
+    desk.queue(8)
     for sent in desk.send_all():
         sent.fail(UNSENT)
     desk.now += 6
@@ -257,60 +146,32 @@ def test_a_hold_that_is_over_hides_no_later_time() -> None:
     assert desk.try_send() is None
     desk.now += 0.4
     desk.submit(1)
-    due = desk.pipeline.next_time()
-    assert due is not None
+    due = desk.due()
     assert due > desk.now
-
-
-@pytest.mark.promise("rows-stored-before-told")
-def test_rows_that_may_have_been_stored_before_are_told_as_possible_duplicates() -> None:
-    desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
-    desk.send().fail(LOST)
-    desk.now += 6
-    desk.send().stored()
-    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().retries) == (5, 5, 5)
-    assert desk.is_empty()
-
-
-@pytest.mark.promise("answers-wrong-number")
-def test_answers_with_the_wrong_number_of_results_end_unknown_at_the_third() -> None:
-    desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
-    for attempt in range(3):
-        assert not frame.finished
-        sent = desk.send()
-        sent.answer([{"SequenceNumber": "1", "ShardId": "shard-0"}] * 4)
-        desk.now += 20 * (attempt + 1)
-    assert desk.finished() == [frame]
-    assert set(ends_of(frame).values()) == {(Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
-    assert desk.is_empty()
 
 
 # ---- halving
 
 
 @pytest.mark.promise("many-records-make-service")
-def test_halving_finds_the_one_bad_entry_among_500_and_stores_its_mates() -> None:
-    desk = Desk()
-    frame = desk.submit(500)
-    desk.sort()
+@pytest.mark.parametrize("rules", [{}, {"aggregate": True, "aggregate_max_bytes": 2_000}], ids=["plain", "aggregates"])
+def test_halving_finds_the_one_bad_row_among_500_and_stores_its_mates(rules: dict[str, Any]) -> None:
+    desk = Desk(**rules)
+    frame = desk.queue(500)
     requests = 0
     stored: list[bytes] = []
     while not frame.finished:
         sent = desk.send()
         requests += 1
-        if b"row 321" in sent.data:
+        if b"row 321" in sent.users:
             sent.fail(INVALID)
         else:
-            stored += sent.data
+            stored += sent.users
             sent.stored()
     assert ends_of(frame) == {321: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
     assert sorted(stored) == sorted(b"row %d" % i for i in range(500) if i != 321)
     assert requests <= 2 * 10
-    assert desk.pipeline.health.state is HealthState.WORKING
+    assert desk.health is HealthState.WORKING
     assert desk.is_empty()
 
 
@@ -320,8 +181,7 @@ def test_a_full_frame_leaves_in_one_request_where_it_is_aggregated(data_bytes: i
     keys = 16
     rows = min(10_000, ((1 << 20) - FRAME_CHARGE_BYTES) // (keys + data_bytes + RECORD_CHARGE_BYTES))
     desk = Desk(aggregate=True, request_max_bytes=1 << 20, aggregate_max_bytes=51_200)
-    desk.submit([(b"%016d" % number, bytes(data_bytes), None) for number in range(rows)])
-    desk.sort()
+    desk.queue([(b"%016d" % number, bytes(data_bytes), None) for number in range(rows)])
     (sent,) = desk.send_all()
     assert len(sent.users) == rows
     assert sent.encoded.payload_bytes <= sent.request.bytes
@@ -333,10 +193,8 @@ def test_no_request_has_more_than_was_taken_for_it_where_rows_have_hash_keys(ear
     """Also behind a row without one, of an earlier frame."""
     desk = Desk(aggregate=True, request_max_bytes=1 << 20, aggregate_max_bytes=51_200)
     for _ in range(earlier):
-        desk.submit([(b"k", b"", None)])
-        desk.sort()
-    desk.submit([(b"k", bytes(data_bytes), b"%d" % (MAX_HASH_KEY - at)) for at in range(1_000)])
-    desk.sort()
+        desk.queue([(b"k", b"", None)])
+    desk.queue([(b"k", bytes(data_bytes), b"%d" % (MAX_HASH_KEY - at)) for at in range(1_000)])
     for sent in desk.send_all():
         assert sent.encoded.payload_bytes <= sent.request.bytes
 
@@ -345,61 +203,25 @@ def test_no_request_has_more_than_was_taken_for_it_where_rows_have_hash_keys(ear
 def test_a_half_is_charged_to_its_lane_s_pace_by_its_entries(aggregate: bool, entries: int) -> None:
     """Not as one: a pacer takes a lane of large entries for a slow one."""
     desk = Desk(aggregate=aggregate, aggregate_max_bytes=1_024)
-    desk.submit([(b"k", b"x" * 199, None)] * 100)
-    desk.sort()
-    desk.send().fail(INVALID)
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    desk.put([(b"k", b"x" * 199, None)] * 100).fail(INVALID)
+    request = desk.take_request()
     assert [paid for paid, _ in request.paid.values()] == [entries]
-
-
-def test_halving_finds_the_bad_row_inside_an_aggregate() -> None:
-    desk = Desk(aggregate=True, aggregate_max_bytes=2_000)
-    frame = desk.submit(300)
-    desk.sort()
-    stored: list[bytes] = []
-    while not frame.finished:
-        sent = desk.send()
-        if b"row 123" in sent.users:
-            sent.fail(INVALID)
-        else:
-            stored += sent.users
-            sent.stored()
-    assert ends_of(frame) == {123: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)}
-    assert sorted(stored) == sorted(b"row %d" % i for i in range(300) if i != 123)
-    assert desk.is_empty()
 
 
 def test_a_request_that_could_not_be_made_fails_only_the_row_that_raises() -> None:
     """An exception of ours is halved like a bad entry, before anything was encoded too."""
     desk = Desk()
-    frame = desk.submit(20)
-    desk.sort()
+    frame = desk.queue(20)
     internal = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
     while not frame.finished:
-        request = desk.pipeline.take_request(desk.now)
-        assert request is not None
+        request = desk.take_request()
         encoded = encode(ADDRESS, request.numbered, desk.pipeline.rules.entries)
         if base64.b64encode(b"row 7") + b'"' in encoded.body:
             desk.pipeline.complete(request, internal, desk.now)
         else:
             Sent(desk, request).stored()
     assert ends_of(frame) == {7: (Outcome.NOT_STORED, Code.INTERNAL, False)}
-    assert desk.pipeline.health.state is HealthState.WORKING
-    assert desk.is_empty()
-
-
-def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
-    desk = Desk()
-    first, poison, last = desk.submit(5), desk.submit(5), desk.submit(5)
-    desk.pipeline.press(desk.now)
-    job = desk.job()
-    parts = [([frame], None if frame is poison else sort_rows([frame], job.shard_map, 1)) for frame in job.frames]
-    desk.pipeline.sorted(job, parts)
-    assert desk.finished() == [poison]
-    assert set(ends_of(poison).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}
-    desk.send().stored()
-    assert desk.finished() == [first, last]
+    assert desk.health is HealthState.WORKING
     assert desk.is_empty()
 
 
@@ -409,12 +231,11 @@ def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
 @pytest.mark.promise("credentials-come-late")
 def test_credentials_that_come_late_end_rows_only_after_the_grace_also_where_nothing_was_stored() -> None:
     desk = Desk()
-    desk.submit(3)
-    desk.sort()
+    desk.queue(3)
     late = RequestFailed(CREDENTIALS_LATE, "no answer", maybe_stored=False)
     began = desk.now
     desk.send().fail(late)
-    assert (desk.finished(), desk.pipeline.health.state) == ([], HealthState.SUSPECT)
+    assert (desk.finished(), desk.health) == ([], HealthState.SUSPECT)
     desk.now = began + 70.0
     desk.send().fail(late)
     (frame,) = desk.finished()
@@ -424,8 +245,7 @@ def test_credentials_that_come_late_end_rows_only_after_the_grace_also_where_not
 @pytest.mark.promise("stream-never-worked")
 def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_with_the_service_s_message() -> None:
     desk = Desk(request_max_records=5)
-    lanes = desk.submit(20, owner="a")
-    desk.sort()
+    lanes = desk.queue(20, owner="a")
     sent, other = desk.send(), desk.send()
     sealed = desk.submit(3, owner="b")
     desk.pipeline.flush("b")
@@ -434,11 +254,11 @@ def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_wit
     jobs = [desk.job()]
     filling = desk.submit(3, owner="d")
     sent.fail(REFUSED)
-    assert desk.pipeline.refuses(desk.now) is not None
+    assert desk.refuses() is not None
     assert {frame.frame_id for frame in desk.finished()} == {sealed.frame_id, sorting.frame_id, filling.frame_id}
     assert not lanes.finished, "five of its rows are in a request"
     other.stored()
-    assert desk.pipeline.health.state is HealthState.WORKING, "the first stored record makes it work again"
+    assert desk.health is HealthState.WORKING, "the first stored record makes it work again"
     assert desk.finished() == [lanes]
     assert lanes.result().stored == 5
     for frame in (lanes, sealed, sorting, filling):
@@ -454,34 +274,29 @@ def test_a_stream_that_never_worked_breaks_at_once_and_every_queued_row_ends_wit
 
 def test_a_broken_stream_refuses_callers_with_its_message_and_lets_a_probe_in() -> None:
     desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSED)
-    refusal = desk.pipeline.refuses(desk.now)
+    desk.put(1).fail(REFUSED)
+    refusal = desk.refuses()
     assert refusal is not None
     assert (refusal.code, refusal.message) == (Code.ACCESS_DENIED, "not authorized")
     desk.now += 6
-    assert desk.pipeline.refuses(desk.now) is None
-    assert desk.pipeline.refuses(desk.now) is not None, "one"
-    probe = desk.submit(1)
-    desk.sort()
+    assert desk.refuses(probes=False) is not None, "a question spends no probe"
+    assert desk.refuses() is None
+    assert desk.refuses() is not None, "one"
+    probe = desk.queue(1)
     desk.send().stored()
     assert probe.result().stored == 1
-    assert desk.pipeline.health.state is HealthState.WORKING
-    assert desk.pipeline.refuses(desk.now) is None
+    assert desk.health is HealthState.WORKING
+    assert desk.refuses() is None
 
 
 @pytest.mark.promise("stream-never-worked")
 def test_a_stream_that_worked_keeps_its_rows_for_the_grace_and_sends_one_request_at_a_time() -> None:
     desk = Desk(request_max_records=5, permanent_error_grace_seconds=60.0)
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored()
-    frame = desk.submit(50)
-    desk.sort()
+    desk.put(1).stored()
+    frame = desk.queue(50)
     start = desk.now
     desk.send().fail(REFUSED)
-    while desk.pipeline.health.state is HealthState.SUSPECT:
+    while desk.health is HealthState.SUSPECT:
         assert not frame.finished
         sents = desk.send_all()
         assert len(sents) <= 1
@@ -502,14 +317,14 @@ def test_a_stream_that_worked_keeps_its_rows_for_the_grace_and_sends_one_request
 def test_without_a_map_plain_records_flow_through_one_lane_after_a_moment(denied: bool) -> None:
     """One lane has no pace of its own: so they wait until the first map has come or failed, or for a second."""
     desk = Desk(known=False)
-    assert desk.pipeline.wants_shard_map
+    assert desk.wants_map
     frame = desk.submit(20)
     desk.pipeline.press(desk.now)
     assert desk.pipeline.take_job(desk.now) is None
     assert desk.pipeline.next_time() == desk.now + 1.0
-    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    assert desk.holding().cause == "shard_map"
     if denied:
-        desk.pipeline.shard_map_failed("AccessDeniedException", "no ListShards for you", desk.now)
+        desk.map_failed("AccessDeniedException", "no ListShards for you")
     else:
         desk.now += 1.0
     desk.sort()
@@ -517,11 +332,9 @@ def test_without_a_map_plain_records_flow_through_one_lane_after_a_moment(denied
     assert len(sent.data) == 20
     sent.stored("shard-7")
     assert frame.finished
-    assert desk.pipeline.stats.shard_mispredictions == 0
+    assert desk.stats.shard_mispredictions == 0
     assert desk.pipeline.shards(desk.now) == []
-    desk.submit(20)
-    desk.sort()
-    desk.send().stored("shard-7")
+    desk.put(20).stored("shard-7")
     assert desk.is_empty(), "nobody waits a second time"
 
 
@@ -530,7 +343,7 @@ def test_plain_records_go_out_by_the_map_that_comes_in_time() -> None:
     desk.submit(20)
     desk.pipeline.press(desk.now)
     assert desk.pipeline.take_job(desk.now) is None
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.set_map(even_map(1))
     desk.sort()
     desk.send().stored()
     assert [state.shard.shard_id for state in desk.pipeline.shards(desk.now)] == ["shard-0"]
@@ -541,8 +354,8 @@ def test_plain_records_go_out_by_the_map_that_comes_in_time() -> None:
 def test_a_stream_that_is_not_there_is_told_from_its_listing(code: str) -> None:
     desk = Desk(known=False)
     frame = desk.submit(1)
-    desk.pipeline.shard_map_failed(code, "no such thing", desk.now)
-    assert desk.pipeline.health.state is HealthState.BROKEN
+    desk.map_failed(code, "no such thing")
+    assert desk.health is HealthState.BROKEN
     assert desk.finished() == [frame]
     while (job := desk.pipeline.take_job(desk.now + 1)) is not None:
         desk.sorted(job)
@@ -555,13 +368,11 @@ def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=300)
     first, second = Shard("c-0", 0, 2**126 - 1), Shard("c-1", 2**126, 2**127 - 1)
     frame = desk.submit([(b"k", b"%d" % i, b"%d" % i) for i in range(4)])  # all of them in c-0
-    other = desk.submit([(b"k", b"x" * 200, b"0"), (b"k", b"y" * 200, b"1")])
-    desk.sort()
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    other = desk.queue([(b"k", b"x" * 200, b"0"), (b"k", b"y" * 200, b"1")])
+    request = desk.take_request()
     sent = Sent(desk, request, one_entry=True)
     sent.stored("c-0")
-    assert (frame.finished, desk.pipeline.wants_shard_map) == (False, True)
+    assert (frame.finished, desk.wants_map) == (False, True)
     assert desk.try_send() is None
     desk.pipeline.set_shard_map(ShardMap([first, second, even_map(2).shards[1]]), desk.now + 5)
     assert desk.finished() == [frame], "the new map says that every hash lies in the shard that stored it"
@@ -577,18 +388,15 @@ def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_
 def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_as_plain_records(newer: bool) -> None:
     """A lying map costs at most two copies, and each is counted.  No newer map is believed a third time."""
     desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit(spread(10))
-    desk.sort()
+    frame = desk.queue(spread(10))
     desk.send().stored("c-0")  # the shard was split, unseen
-    desk.pipeline.set_shard_map(ShardMap([Shard("c-0", 0, 2**127 - 1), Shard("c-1", 2**127, MAX_HASH_KEY)]), desk.now)
+    desk.set_map(ShardMap([Shard("c-0", 0, 2**127 - 1), Shard("c-1", 2**127, MAX_HASH_KEY)]))
     again = desk.send()
     assert [len(parse(data) or []) for data in again.data] == [5, 5], "sorted again"
     again.answer([{"SequenceNumber": "9", "ShardId": "c-1"}] * 2)  # split again, unseen
     assert not frame.finished
     if newer:
-        desk.pipeline.set_shard_map(
-            ShardMap([Shard("c-2", 0, 2**127 - 1), Shard("c-1", 2**127, MAX_HASH_KEY)]), desk.now
-        )
+        desk.set_map(ShardMap([Shard("c-2", 0, 2**127 - 1), Shard("c-1", 2**127, MAX_HASH_KEY)]))
     else:
         desk.now += 11
     last = desk.send()
@@ -596,7 +404,7 @@ def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_
     last.stored("anywhere")
     assert frame.result().stored == 10
     assert frame.result().possible_duplicates == 10 + 5
-    assert desk.pipeline.stats.possible_duplicate_records["reshard"] == 10 + 5
+    assert desk.stats.possible_duplicate_records["reshard"] == 10 + 5
     assert desk.is_empty()
 
 
@@ -604,10 +412,9 @@ def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -> None:
     desk = Desk(even_map(2), aggregate=True)
-    frame = desk.submit([(b"k", b"%d" % i, b"0") for i in range(10)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%d" % i, b"0") for i in range(10)])
     desk.send().stored("shard-9")
-    assert desk.pipeline.stats.shard_mispredictions == 1
+    assert desk.stats.shard_mispredictions == 1
     assert desk.try_send() is None
     due = desk.pipeline.next_time()
     assert due == desk.now + 10.0
@@ -625,21 +432,20 @@ def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -
 def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     """After a split no aggregate mixes rows of both children; after a merge they make one line again, in order."""
     desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit(spread(400))
-    desk.sort()
+    frame = desk.queue(spread(400))
     halves = even_map(2)
-    desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]), desk.now)
-    assert len(halves) == len(desk.pipeline.sender.lanes)
+    desk.set_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]))
+    assert len(halves) == len(desk.pipeline.lanes)
     sent = desk.send()
     assert [int(data) for data in sent.users] == list(range(400))
     for entry, place in enumerate(sent.encoded.lanes.tolist()):
         assert sent.all_in(entry, sent.request.lanes[place].shard)
     sent.fail(UNSENT)
-    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
+    desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
     desk.now += 6
     sent = desk.send()
     assert [int(data) for data in sent.users] == list(range(400))
-    assert [lane.shard.shard_id for lane in desk.pipeline.sender.lanes] == ["merged"]
+    assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == ["merged"]
     sent.stored("merged")
     assert frame.result().stored == 400
     assert desk.is_empty()
@@ -649,10 +455,9 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
 @pytest.mark.law("ShardMap")
 def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit(spread(10))
-    desk.sort()
+    frame = desk.queue(spread(10))
     sent = desk.send()
-    desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]), desk.now)
+    desk.set_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]))
     sent.stored("shard-0")
     assert frame.result().possible_duplicates == 0
     assert desk.is_empty()
@@ -664,18 +469,15 @@ def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers
 def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(read: str) -> None:
     """The stream may have been deleted and made again meanwhile, with the same shard ids and other ranges."""
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored()
-    frame = desk.submit(spread(10))
-    desk.sort()
+    desk.put(1).stored()
+    frame = desk.queue(spread(10))
     desk.now += 60.0
     desk.send().stored()
-    assert (frame.finished, desk.pipeline.wants_shard_map) == (False, True)
+    assert (frame.finished, desk.wants_map) == (False, True)
     if read == "not at all":
-        desk.pipeline.shard_map_failed("AccessDeniedException", "no", desk.now)
+        desk.map_failed("AccessDeniedException", "no")
     else:
-        desk.pipeline.set_shard_map(even_map(1 if read == "the same" else 2), desk.now)
+        desk.set_map(even_map(1 if read == "the same" else 2))
     assert frame.finished is (read != "another"), "nothing but silence spoke against it"
     if read == "another":
         again = desk.send()
@@ -691,16 +493,13 @@ def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plai
     """Throttled or broken readings settle nothing.  Without a limit each aggregate would be stored once for nothing."""
     desk = Desk(even_map(1), aggregate=True)
     desk.now += 60.0
-    frame = desk.submit(spread(10))
-    desk.sort()
+    frame = desk.queue(spread(10))
     desk.send().stored()
-    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    desk.map_failed("LimitExceededException", "slow down")
     assert not frame.finished
-    later = desk.submit(spread(10))
-    desk.sort()
+    later = desk.queue(spread(10))
     desk.send().stored()
-    desk.submit(spread(10))
-    desk.sort()
+    desk.queue(spread(10))
     assert desk.try_send() is None, "the lane waits for the map, too"
     desk.now += 10.0
     sent = desk.send_all()
@@ -708,14 +507,12 @@ def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plai
     for one in sent:
         one.stored()
     assert (frame.result().possible_duplicates, later.result().possible_duplicates) == (10, 10)
-    again = desk.submit(spread(10))
-    desk.sort()
+    again = desk.queue(spread(10))
     sent = [desk.send()]
     assert len(sent[0].entries) == 10, "until the map is read"
     sent[0].stored()
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
-    last = desk.submit(spread(10))
-    desk.sort()
+    desk.set_map(even_map(1))
+    last = desk.queue(spread(10))
     sent = [desk.send()]
     assert len(sent[0].entries) == 1
     sent[0].stored()
@@ -727,24 +524,20 @@ def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plai
 @pytest.mark.law("ShardMap")
 def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_it() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(spread(10))
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put(spread(10))
     desk.now += 5.0
     sent.stored()
-    frame = desk.submit(spread(10))
-    desk.sort()
+    frame = desk.queue(spread(10))
     desk.now += 17.0
     desk.send().stored()
     assert not frame.finished
     desk.pipeline.set_shard_map(even_map(1), desk.now, desk.now - 5.0)
     assert frame.result().stored == 10
-    frame = desk.submit(spread(10))
-    desk.sort()
+    frame = desk.queue(spread(10))
     desk.now += 17.0
     desk.send().stored()
     assert not frame.finished, "the map is as old as the question"
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.set_map(even_map(1))
     assert frame.result().stored == 10
     assert desk.is_empty()
 
@@ -753,16 +546,13 @@ def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_i
 @pytest.mark.law("ShardMap")
 def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(spread(4))
-    desk.sort()
-    desk.send().answer([{"SequenceNumber": "500", "ShardId": "shard-0"}])
-    frame = desk.submit(spread(10))
-    desk.sort()
+    desk.put(spread(4)).answer([{"SequenceNumber": "500", "ShardId": "shard-0"}])
+    frame = desk.queue(spread(10))
     desk.send().answer([{"SequenceNumber": "3", "ShardId": "shard-0"}])
-    assert (frame.finished, desk.pipeline.wants_shard_map) == (False, True)
-    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    assert (frame.finished, desk.wants_map) == (False, True)
+    desk.map_failed("LimitExceededException", "slow down")
     assert not frame.finished, "more than silence speaks against the map"
-    desk.pipeline.set_shard_map(even_map(2), desk.now)
+    desk.set_map(even_map(2))
     desk.send().stored_as_predicted()
     assert frame.result().stored == 10
     assert desk.is_empty()
@@ -777,17 +567,16 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
     desk = Desk(even_map(1), aggregate=True)
     other = even_map(2)
     assert other.shards[0].shard_id == even_map(1).shards[0].shard_id
-    first = desk.submit(1)
-    desk.sort()
+    first = desk.queue(1)
     desk.send().stored()
     assert first.finished
     frame = desk.submit([(b"k%d" % i, b"%d" % i, None) for i in range(10)])
 
     def make_again() -> None:
         if seen == "by its refusal":
-            desk.pipeline.shard_map_failed("ResourceNotFoundException", "gone", desk.now)
-            assert desk.pipeline.wants_shard_map
-        desk.pipeline.set_shard_map(other, desk.now)
+            desk.map_failed("ResourceNotFoundException", "gone")
+            assert desk.wants_map
+        desk.set_map(other)
 
     if stage == "while it is sorted":
         job = desk.pipeline.take_job(desk.now + 1)
@@ -819,49 +608,44 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
 def test_a_raw_record_is_delivered_wherever_it_was_stored() -> None:
     for aggregate in (False, True):
         desk = Desk(even_map(2), aggregate=aggregate)
-        frame = desk.submit(1)
-        desk.sort()
+        frame = desk.queue(1)
         desk.send().stored("shard-9")
         assert frame.result().stored == 1
-        assert desk.pipeline.wants_shard_map
+        assert desk.wants_map
         assert desk.is_empty()
 
 
 @pytest.mark.law("Lane")
 def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone() -> None:
     desk = Desk(even_map(4))
-    frame = desk.submit(100)
-    desk.sort()
+    frame = desk.queue(100)
     sent = desk.send()
-    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
+    desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
     sent.fail(UNSENT)
     assert desk.pipeline.idle is False
     desk.now += 6
     for sent in desk.send_all():
         sent.stored("merged")
     assert frame.finished
-    assert {lane.shard.shard_id for lane in desk.pipeline.sender.lanes} <= {"merged"}
+    assert {lane.shard.shard_id for lane in desk.pipeline.lanes} <= {"merged"}
 
 
 @pytest.mark.law("Lane")
 def test_lanes_of_closed_shards_are_forgotten_when_their_rows_lose_their_caller() -> None:
     desk = Desk(even_map(4))
-    desk.submit(100)
-    desk.sort()
-    desk.send().fail(UNSENT)
-    desk.pipeline.set_shard_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]), desk.now)
+    desk.put(100).fail(UNSENT)
+    desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
     desk.pipeline.discard("caller")
     desk.now += 6
     assert desk.try_send() is None
-    assert {lane.shard.shard_id for lane in desk.pipeline.sender.lanes} <= {"merged"}
+    assert {lane.shard.shard_id for lane in desk.pipeline.lanes} <= {"merged"}
     assert desk.is_empty()
 
 
 @pytest.mark.law("Lane")
 def test_at_most_four_requests_of_a_lane_are_in_flight() -> None:
     desk = Desk(request_max_records=1)
-    desk.submit(10)
-    desk.sort()
+    desk.queue(10)
     sents = desk.send_all()
     assert len(sents) == 4
     sents[0].stored()
@@ -870,25 +654,21 @@ def test_at_most_four_requests_of_a_lane_are_in_flight() -> None:
 
 def test_requests_in_flight_are_bounded_by_count_and_bytes_or_are_exactly_one() -> None:
     desk = Desk(even_map(16), request_max_records=1, max_in_flight_requests=3)
-    desk.submit([(b"key %d" % i, b"d", None) for i in range(100)])
-    desk.sort()
+    desk.queue([(b"key %d" % i, b"d", None) for i in range(100)])
     assert len(desk.send_all()) == 3
     desk = Desk(even_map(16), request_max_records=1, max_in_flight_bytes=1_000, request_max_bytes=400)
-    desk.submit([(b"key %d" % i, b"x" * 200, None) for i in range(100)])
-    desk.sort()
+    desk.queue([(b"key %d" % i, b"x" * 200, None) for i in range(100)])
     sents = desk.send_all()
     assert len(sents) >= 2
     assert desk.pipeline.in_flight_bytes <= 1_000
     desk = Desk(request_max_bytes=400, max_in_flight_bytes=1_000)
-    desk.submit([(b"k", b"x" * 5_000, None)] * 2)
-    desk.sort()
+    desk.queue([(b"k", b"x" * 5_000, None)] * 2)
     assert len(desk.send_all()) == 1
 
 
 def test_rows_that_did_not_fit_go_back_to_the_front() -> None:
     desk = Desk(aggregate=True, aggregate_max_bytes=60, request_max_records=3)
-    frame = desk.submit([(b"k", b"%03d" % i, b"0") for i in range(40)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%03d" % i, b"0") for i in range(40)])
     seen: list[bytes] = []
     while not frame.finished:
         sent = desk.send()
@@ -921,12 +701,10 @@ def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
     if stage == "lanes":
         return desk, frame, []
     if stage == "request":
-        request = desk.pipeline.take_request(desk.now)
-        assert request is not None
+        request = desk.take_request()
         return desk, frame, [request]
     if stage == "handed back":
-        request = desk.pipeline.take_request(desk.now)
-        assert request is not None
+        request = desk.take_request()
         tight = make_rules(request_max_records=3).entries
         desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, tight), desk.now)
         return desk, frame, [request]
@@ -943,11 +721,11 @@ def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_rows_of_an_owner_that_is_gone_end_at_once_unless_they_are_in_a_request(stage: str) -> None:
     desk, frame, under_way = staged(stage)
-    stored_before = desk.pipeline.stats.delivered_records
+    stored_before = desk.stats.delivered_records
     in_request = sum(request.records for request in desk.pipeline.sender.in_flight)
     desk.pipeline.discard("caller")
     assert desk.budget.used_records == in_request, "records are free at once"
-    assert desk.pipeline.stats.discarded_records["disconnected"] == 20 - in_request - stored_before
+    assert desk.stats.discarded_records["disconnected"] == 20 - in_request - stored_before
     assert go_on(desk, under_way) == 0, "none is sent again"
     assert desk.finished() == [], "no caller is there to acknowledge it to"
     assert frame.finished
@@ -969,7 +747,7 @@ def test_rows_in_a_request_that_fails_end_too_once_their_owner_is_gone(stage: st
             desk.pipeline.complete(request, failure, desk.now)
     assert frame.finished
     discarded = 20 - sum(frame.tallies.values())
-    assert desk.pipeline.stats.discarded_records == {"disconnected": discarded}
+    assert desk.stats.discarded_records == {"disconnected": discarded}
     assert go_on(desk, []) == 0
     assert desk.is_empty()
 
@@ -1008,7 +786,7 @@ def test_a_drain_gives_back_what_is_in_no_request(stage: str, failure: RequestFa
         assert frame.tallies[Outcome.RETURNED] == 20 - stored
     maybe = sum(maybe_stored for _, _, maybe_stored in ends_of(frame).values())
     assert maybe == (in_request if failure is LOST else 0)
-    assert desk.pipeline.stats.discarded_records == {"returned": frame.tallies[Outcome.RETURNED]}
+    assert desk.stats.discarded_records == {"returned": frame.tallies[Outcome.RETURNED]}
     assert desk.is_empty()
 
 
@@ -1035,7 +813,7 @@ def test_at_the_deadline_every_row_ends_and_those_without_a_caller_are_counted()
     assert desk.pipeline.abandon() == 5
     assert orphan.finished
     assert desk.finished() == [kept]
-    assert desk.pipeline.stats.discarded_records == {"returned": 3, "abandoned": 5}
+    assert desk.stats.discarded_records == {"returned": 3, "abandoned": 5}
     assert desk.is_empty()
 
 
@@ -1043,9 +821,7 @@ def test_at_the_deadline_every_row_ends_and_those_without_a_caller_are_counted()
 @pytest.mark.parametrize("leave", ["discard", "disown"])
 def test_a_frame_whose_owner_left_after_it_was_finished_is_acknowledged_to_nobody(leave: str) -> None:
     desk = Desk()
-    desk.submit(5)
-    desk.sort()
-    desk.send().stored()
+    desk.put(5).stored()
     getattr(desk.pipeline, leave)("caller")
     assert desk.finished() == []
 
@@ -1054,8 +830,7 @@ def test_a_frame_whose_owner_left_after_it_was_finished_is_acknowledged_to_nobod
 def test_a_lagging_row_pins_its_own_buffer_and_not_its_job() -> None:
     desk = Desk(even_map(2), request_max_bytes=100_000)
     low, high = b"0", b"%d" % MAX_HASH_KEY
-    desk.submit([(b"k", b"x" * 10_000, high) for _ in range(50)] + [(b"k", b"slow", low)])
-    desk.sort()
+    desk.queue([(b"k", b"x" * 10_000, high) for _ in range(50)] + [(b"k", b"slow", low)])
     for sent in desk.send_all():
         slow = {i for i, data in enumerate(sent.data) if data == b"slow"}
         sent.throttle(slow)
@@ -1085,12 +860,9 @@ def test_a_bad_row_is_released_at_once_and_its_mates_are_sent() -> None:
 def test_a_probe_that_gets_no_answer_ends_with_the_service_s_message() -> None:
     """A BROKEN stream keeps no caller waiting: it fails at once what it cannot send at once."""
     desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSED)
+    desk.put(1).fail(REFUSED)
     desk.finished()
-    probe = desk.submit(2)
-    desk.sort()
+    probe = desk.queue(2)
     desk.send().fail(LOST)
     assert desk.finished() == [probe]
     assert ends_of(probe) == dict.fromkeys((0, 1), (Outcome.UNKNOWN, Code.ACCESS_DENIED, True))
@@ -1101,24 +873,22 @@ def test_a_probe_that_gets_no_answer_ends_with_the_service_s_message() -> None:
 def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=60, request_max_records=50)
     low, high = b"0", b"%d" % MAX_HASH_KEY
-    frame = desk.submit(
+    frame = desk.queue(
         [(b"k", b"low %d" % i, low) for i in range(4)] + [(b"k", b"high %d" % i, high) for i in range(9)]
     )
-    desk.sort()
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    request = desk.take_request()
     before = len(request.lanes)
     one_entry = make_rules(aggregate=True, request_max_records=1).entries
     desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, one_entry), desk.now)
     assert (before, len(request.lanes)) == (2, 1)
-    assert [lane.in_flight for lane in desk.pipeline.sender.lanes] == [1, 0]
+    assert [lane.in_flight for lane in desk.pipeline.lanes] == [1, 0]
     encoded = request.encoded
     assert encoded is not None
     answer = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}]}).encode()
     desk.pipeline.complete(request, parse_answer(answer, 1), desk.now)
     while not frame.finished:
         desk.send().stored_as_predicted()
-    assert all(lane.in_flight == 0 for lane in desk.pipeline.sender.lanes)
+    assert all(lane.in_flight == 0 for lane in desk.pipeline.lanes)
     assert desk.is_empty()
 
 
@@ -1126,8 +896,7 @@ def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
 def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
     desk = Desk()
     stays = desk.submit([(b"k%d" % i, b"a %d" % i, None) for i in range(8)], owner="a")
-    gone = desk.submit([(b"k%d" % i, b"b %d" % i, None) for i in range(5)], owner="b")
-    desk.sort()
+    gone = desk.queue([(b"k%d" % i, b"b %d" % i, None) for i in range(5)], owner="b")
     desk.send().fail(INVALID)
     desk.pipeline.discard("b")
     for sent in desk.send_all():
@@ -1142,8 +911,7 @@ def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
 @pytest.mark.law("Pipeline")
 def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_next_row() -> None:
     desk = Desk(even_map(4), aggregate=True)
-    desk.submit(100)
-    desk.sort()
+    desk.queue(100)
     sents = desk.send_all()
     assert not desk.pipeline.forget_shards(desk.now)
     assert not desk.pipeline.forget_shards(desk.now + 10**6), "rows are on their way"
@@ -1151,13 +919,13 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
         sent.stored_as_predicted()
     assert not desk.pipeline.forget_shards(desk.now)
     assert not desk.pipeline.forget_shards(desk.now + 599)
-    assert (len(desk.pipeline.sender.lanes), desk.pipeline.wants_shard_map) == (4, False)
+    assert (len(desk.pipeline.lanes), desk.wants_map) == (4, False)
     desk.now += 600
     assert desk.pipeline.forget_shards(desk.now)
-    assert (len(desk.pipeline.sender.lanes), desk.pipeline.shard_map, desk.pipeline.wants_shard_map) == (0, None, False)
+    assert (len(desk.pipeline.lanes), desk.pipeline.shard_map, desk.wants_map) == (0, None, False)
     frame = desk.submit(100)
-    assert desk.pipeline.wants_shard_map
-    desk.pipeline.set_shard_map(even_map(4), desk.now)
+    assert desk.wants_map
+    desk.set_map(even_map(4))
     desk.sort()
     for sent in desk.send_all():
         sent.stored_as_predicted()
@@ -1171,17 +939,13 @@ def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answ
     desk = Desk(even_map(2))
     low, high = b"0", b"%d" % MAX_HASH_KEY
     both = [(b"k", b"low", low), (b"k", b"high", high)]
-    desk.submit(both)
-    desk.sort()
-    stuck = desk.send()
+    stuck = desk.put(both)
     assert len(stuck.request.lanes) == 2, "nothing is known yet"
     desk.now += 0.9
-    desk.submit(both)
-    desk.sort()
+    desk.queue(both)
     assert len(desk.send().request.lanes) == 2
     desk.now += 1.0
-    desk.submit(both)
-    desk.sort()
+    desk.queue(both)
     alone = desk.send_all()
     assert [len(sent.request.lanes) for sent in alone] == [1, 1], "and neither waits for the other"
     quick, slow = alone
@@ -1204,13 +968,12 @@ HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_K
 def test_two_aggregates_in_shards_that_are_not_known_wait_for_the_map_each_for_itself() -> None:
     """They stand next to each other in one request."""
     desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5)
-    frame = desk.submit(spread(10))
-    desk.sort()
+    frame = desk.queue(spread(10))
     sent = desk.send()
     assert [len(parse(data) or []) for data in sent.data] == [5, 5]
     sent.answer([{"SequenceNumber": "1", "ShardId": shard_id} for shard_id in ("low", "high")])
     assert not frame.finished
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     assert (frame.result().stored, frame.result().possible_duplicates) == (10, 0)
     assert desk.is_empty()
 
@@ -1226,7 +989,7 @@ def test_an_aggregate_of_two_jobs_rows_that_awaits_a_map_is_looked_at_as_a_whole
     sent = desk.send()
     assert (len(sent.entries), len(sent.request.pieces)) == (1, 2)
     sent.stored(shard_id)
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     assert [frame.finished for frame in frames] == [False, False]
     desk.send().stored_as_predicted()
     assert [frame.result().possible_duplicates for frame in frames] == [1, 1]
@@ -1236,27 +999,24 @@ def test_an_aggregate_of_two_jobs_rows_that_awaits_a_map_is_looked_at_as_a_whole
 @pytest.mark.law("ShardMap")
 def test_a_map_that_does_not_have_the_shard_that_answered_is_read_again_and_its_rows_wait_on() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit(spread(4))
-    desk.sort()
+    frame = desk.queue(spread(4))
     desk.send().stored("unknown")
-    desk.pipeline.set_shard_map(HALVES, desk.now)
-    assert (desk.pipeline.wants_shard_map, desk.pipeline.census()["awaiting a map"]) == (True, 4)
-    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    desk.set_map(HALVES)
+    assert (desk.wants_map, desk.pipeline.census()["awaiting a map"]) == (True, 4)
+    desk.map_failed("LimitExceededException", "slow down")
     assert desk.pipeline.census()["awaiting a map"] == 4
-    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]), desk.now)
-    assert (desk.pipeline.wants_shard_map, frame.result().stored) == (False, 4)
+    desk.set_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]))
+    assert (desk.wants_map, frame.result().stored) == (False, 4)
     assert desk.is_empty()
 
 
 @pytest.mark.law("ShardMap")
 def test_a_map_is_read_again_while_a_lane_waits_because_a_plain_record_was_stored_elsewhere() -> None:
     desk = Desk(even_map(2), aggregate=True)
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored("unknown")
-    assert desk.pipeline.wants_shard_map
-    desk.pipeline.set_shard_map(even_map(2), desk.now)
-    assert desk.pipeline.wants_shard_map
+    desk.put(1).stored("unknown")
+    assert desk.wants_map
+    desk.set_map(even_map(2))
+    assert desk.wants_map
     assert not desk.pipeline.awaits_map, "no row does"
 
 
@@ -1264,55 +1024,49 @@ def test_a_map_is_read_again_while_a_lane_waits_because_a_plain_record_was_store
 @pytest.mark.parametrize("aggregates", [False, True])
 def test_an_answer_of_a_shard_that_nobody_knows_to_a_closed_one_s_request_wants_a_newer_map(aggregates: bool) -> None:
     desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit(spread(4 if aggregates else 1))
-    desk.sort()
+    frame = desk.queue(spread(4 if aggregates else 1))
     sent = desk.send()
-    desk.pipeline.set_shard_map(HALVES, desk.now)
-    assert not desk.pipeline.wants_shard_map
+    desk.set_map(HALVES)
+    assert not desk.wants_map
     sent.stored("unknown")
-    assert desk.pipeline.wants_shard_map is aggregates, "what is plain is delivered"
+    assert desk.wants_map is aggregates, "what is plain is delivered"
     assert frame.finished is not aggregates
 
 
 @pytest.mark.law("ShardMap")
 def test_while_a_doubted_map_cannot_be_read_an_answer_to_a_closed_shard_s_request_wants_a_newer_one() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(1)
-    desk.sort()
-    sent = desk.send()
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    sent = desk.put(1)
+    desk.set_map(HALVES)
     desk.now += 30.0
-    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
-    assert not desk.pipeline.wants_shard_map
+    desk.map_failed("LimitExceededException", "slow down")
+    assert not desk.wants_map
     sent.stored("shard-0")
-    assert desk.pipeline.wants_shard_map
+    assert desk.wants_map
 
 
 @pytest.mark.law("ShardMap")
 def test_a_closed_shard_is_believed_until_the_last_request_that_was_sent_before_has_its_answer() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    first = desk.submit(spread(10))
-    desk.sort()
+    first = desk.queue(spread(10))
     sent = desk.send()
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     sent.stored("shard-0")
     assert first.finished
-    later = desk.submit([(b"k", b"x", b"0")] * 2)
-    desk.sort()
+    later = desk.queue([(b"k", b"x", b"0")] * 2)
     desk.send().stored("shard-0")
     assert not later.finished, "no such shard is known any more"
-    assert desk.pipeline.wants_shard_map
+    assert desk.wants_map
 
 
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_that_strayed_once_is_aggregated_again_by_the_next_map() -> None:
     desk = Desk(HALVES, aggregate=True)
-    frame = desk.submit([(b"k", b"%d" % i, b"%d" % i) for i in range(2)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%d" % i, b"%d" % i) for i in range(2)])
     desk.send().stored("high")
     assert not frame.finished
     quarters = [Shard("a", 0, 2**126 - 1), Shard("b", 2**126, 2**127 - 1)]
-    desk.pipeline.set_shard_map(ShardMap([*quarters, HALVES.shards[1]]), desk.now)
+    desk.set_map(ShardMap([*quarters, HALVES.shards[1]]))
     again = desk.send()
     assert [len(parse(data) or []) for data in again.data] == [2]
     again.stored("a")
@@ -1323,13 +1077,11 @@ def test_an_aggregate_that_strayed_once_is_aggregated_again_by_the_next_map() ->
 @pytest.mark.law("ShardMap")
 def test_rows_whose_map_was_late_stay_plain_also_by_the_map_that_comes_then() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(spread(10))
-    desk.sort()
-    desk.send().stored("unknown")
+    desk.put(spread(10)).stored("unknown")
     desk.now += 10.0
     desk.pipeline.pause()
     assert desk.try_send() is None
-    desk.pipeline.set_shard_map(HALVES, desk.now)
+    desk.set_map(HALVES)
     desk.pipeline.resume()
     assert len(desk.send().entries) == 10
 
@@ -1337,14 +1089,12 @@ def test_rows_whose_map_was_late_stay_plain_also_by_the_map_that_comes_then() ->
 @pytest.mark.law("ShardMap")
 def test_rows_behind_an_aggregate_whose_doubt_no_map_settles_in_time_go_plain_with_it() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(spread(10))
-    desk.sort()
+    desk.queue(spread(10))
     desk.now += 60.0
     desk.send().stored()
-    assert desk.pipeline.wants_shard_map, "after such a silence"
+    assert desk.wants_map, "after such a silence"
     desk.pipeline.pause()
-    desk.submit(spread(10))
-    desk.sort()
+    desk.queue(spread(10))
     desk.now += 10.0
     assert desk.try_send() is None
     desk.pipeline.resume()
@@ -1354,8 +1104,7 @@ def test_rows_behind_an_aggregate_whose_doubt_no_map_settles_in_time_go_plain_wi
 @pytest.mark.law("ShardMap")
 def test_a_lane_waits_for_a_map_though_an_earlier_request_is_answered_by_its_own_shard() -> None:
     desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5, request_max_records=1)
-    desk.submit(spread(40))
-    desk.sort()
+    desk.queue(spread(40))
     first, *others = desk.send_all()
     first.stored("unknown")
     for sent in others:
@@ -1383,18 +1132,16 @@ def test_an_answer_that_does_not_name_a_lane_s_shard_says_nothing_of_its_sequenc
         else:
             sent.answer([{"SequenceNumber": number, "ShardId": shard_id} for number, shard_id in results])
     assert [frame.finished for frame in frames] == [True, True, True]
-    assert not desk.pipeline.wants_shard_map
+    assert not desk.wants_map
 
 
 @pytest.mark.law("ShardMap")
 def test_an_aggregate_whose_rows_lost_their_caller_is_no_delivery_when_the_map_comes() -> None:
     desk = Desk(even_map(1), aggregate=True)
-    desk.submit(spread(4))
-    desk.sort()
-    desk.send().stored("unknown")
+    desk.put(spread(4)).stored("unknown")
     desk.pipeline.discard("caller")
-    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]), desk.now)
-    assert desk.pipeline.stats.delivered_at is None
+    desk.set_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]))
+    assert desk.stats.delivered_at is None
     assert desk.pipeline.census()["awaiting a map"] == 0
     assert desk.is_empty()
 
@@ -1419,19 +1166,17 @@ def test_a_reading_that_fails_speaks_against_the_stream_only_if_the_stream_is_th
     desk = Desk(known=known)
     if rows:
         desk.submit(rows)
-    desk.pipeline.shard_map_failed(code, "no", desk.now, request_id="r-1")
-    assert desk.pipeline.health.state is state
+    desk.map_failed(code, "no", request_id="r-1")
+    assert desk.health is state
     assert desk.pipeline.health.request_id == ("" if state is HealthState.UNPROVEN else "r-1")
-    assert desk.pipeline.stats.shard_map_refreshes == ({"ok": 1, "failed": 1} if known else {"failed": 1})
+    assert desk.stats.shard_map_refreshes == ({"ok": 1, "failed": 1} if known else {"failed": 1})
     if code.startswith("Resource") and known:
-        assert (desk.pipeline.shard_map, desk.pipeline.wants_shard_map) == (None, True)
+        assert (desk.pipeline.shard_map, desk.wants_map) == (None, True)
 
 
 def test_shards_are_not_forgotten_while_requests_may_name_them() -> None:
     desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put(1)
     with pytest.raises(AssertionError, match="requests are in flight"):
         desk.pipeline.sender.forget_shards()
     sent.stored()
@@ -1471,17 +1216,16 @@ def is_in_outage(desk: Desk) -> bool:
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_a_stream_is_in_outage_while_nothing_passes_or_its_first_list_does_not_come(aggregate: bool) -> None:
     desk = Desk(known=False, aggregate=aggregate)
-    desk.pipeline.shard_map_failed(Code.UNREACHABLE, "no route to host", desk.now)
+    desk.map_failed(Code.UNREACHABLE, "no route to host")
     assert desk.pipeline.map_error == "UNREACHABLE: no route to host"
     assert not is_in_outage(desk), "no row waits"
     desk.submit(4)
     assert is_in_outage(desk) is aggregate
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.set_map(even_map(1))
     assert desk.pipeline.map_error == ""
     assert not is_in_outage(desk)
     desk = Desk(request_max_records=1, aggregate=aggregate, aggregate_max_records=1)
-    desk.submit(4)
-    desk.sort()
+    desk.queue(4)
     sents = desk.send_all()
     for sent in sents[:FAILURES_TO_HOLD]:
         assert not is_in_outage(desk)
@@ -1495,23 +1239,23 @@ def test_a_stream_whose_rows_go_plain_without_a_list_is_not_in_outage() -> None:
     desk = Desk(known=False, aggregate=True)
     desk.submit(4)
     assert not is_in_outage(desk), "nothing has failed yet"
-    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    desk.map_failed("LimitExceededException", "slow down")
     assert is_in_outage(desk)
     desk.now += 10.0
     desk.sort()
     assert desk.pipeline.goes_plain
     assert not is_in_outage(desk)
-    assert desk.pipeline.holding(desk.now).cause == "shard_map"
+    assert desk.holding().cause == "shard_map"
 
 
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_rows_await_a_newer_map_only_if_they_become_aggregates(aggregate: bool) -> None:
     desk = Desk(known=False, aggregate=aggregate)
-    assert desk.pipeline.wants_shard_map
+    assert desk.wants_map
     assert not desk.pipeline.awaits_map
     desk.submit(1)
     assert desk.pipeline.awaits_map is aggregate
-    desk.pipeline.set_shard_map(even_map(1), desk.now)
+    desk.set_map(even_map(1))
     assert not desk.pipeline.awaits_map
     assert not desk.pipeline.goes_plain
 
@@ -1519,8 +1263,7 @@ def test_rows_await_a_newer_map_only_if_they_become_aggregates(aggregate: bool) 
 def test_the_oldest_frame_that_is_not_finished_has_an_age() -> None:
     desk = Desk(request_max_records=1)
     assert desk.pipeline.oldest_seconds(desk.now) == 0.0
-    desk.submit(1)
-    desk.sort()
+    desk.queue(1)
     desk.now += 2.0
     desk.submit(1)
     assert desk.pipeline.oldest_seconds(desk.now + 1.0) == 3.0
@@ -1528,53 +1271,15 @@ def test_the_oldest_frame_that_is_not_finished_has_an_age() -> None:
     assert desk.pipeline.oldest_seconds(desk.now + 1.0) == 1.0
 
 
-def test_a_broken_stream_s_probe_is_not_spent_by_a_question() -> None:
-    desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSED)
-    desk.now += 6.0
-    assert desk.pipeline.refuses(desk.now, probes=False) is not None
-    assert desk.pipeline.refuses(desk.now) is None
-    assert desk.pipeline.refuses(desk.now) is not None
-
-
 def test_a_stream_that_does_not_aggregate_is_not_refused_because_it_cannot() -> None:
     desk = Desk()
     desk.pipeline.set_cannot_aggregate("the stream distributes its records itself")
-    assert desk.pipeline.refuses(desk.now) is None
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored()
+    assert desk.refuses() is None
+    desk.put(1).stored()
     assert desk.is_empty()
     desk = Desk(aggregate=True)
     desk.pipeline.set_cannot_aggregate("the stream distributes its records itself")
-    end = desk.pipeline.refuses(desk.now)
+    end = desk.refuses()
     assert end == RowEnd(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "the stream distributes its records itself")
     desk.pipeline.set_cannot_aggregate("")
-    assert desk.pipeline.refuses(desk.now) is None
-
-
-def test_a_batch_for_many_shards_may_have_a_large_aggregate_for_each() -> None:
-    desk = Desk(even_map(40))
-    for count in range(1, 20):
-        assert desk.pipeline.take_job(desk.now) is None, f"sealed before frame {count}"
-        desk.submit([(b"k", b"x" * 100_000, None)])
-    desk.submit([(b"k", b"x" * 100_000, None)])
-    assert len(desk.job().frames) == 20
-
-
-def test_of_a_stream_that_stops_nothing_lingers_and_what_comes_late_is_not_gathered() -> None:
-    desk = Desk(linger_seconds=3_600.0)
-    desk.submit(1, owner=None)
-    desk.pipeline.drain()
-    assert desk.pipeline.stats.flushes == {"drain": 1}
-    assert len(desk.job().frames) == 1
-    late = desk.submit(2, owner="here")
-    assert desk.finished() == [late]
-    assert desk.pipeline.next_time() is None
-    desk = Desk()
-    assert desk.pipeline.abandon() == 0
-    after = desk.submit(1)
-    assert desk.finished() == [after]
-    assert after.tallies[Outcome.RETURNED] == 1
+    assert desk.refuses() is None

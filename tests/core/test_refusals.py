@@ -43,8 +43,7 @@ def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
 ) -> None:
     desk = Desk(even_map(2), aggregate=aggregate, per_key=per_key)
     of_a = desk.submit([bad(i) for i in range(40)], "a", takes_good=True)
-    of_b = desk.submit([good(i) for i in range(200)], "b")
-    desk.sort()
+    of_b = desk.queue([good(i) for i in range(200)], "b")
     assert serve(desk, refuses_bad_with(failed), of_b) < GRACE_SECONDS
     assert of_b.tallies[Outcome.STORED] == 200
     serve(desk, refuses_bad_with(failed), of_a)
@@ -58,8 +57,7 @@ def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
 def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -> None:
     """Kinesis names the first of them, so that it is tried by itself next: two requests find a bad row."""
     desk = Desk(per_key=per_key)
-    frame = desk.submit([bad(i) for i in range(400)], takes_good=True)
-    desk.sort()
+    frame = desk.queue([bad(i) for i in range(400)], takes_good=True)
     requests = 0
 
     def answer(sent: Sent) -> RequestFailed:
@@ -69,7 +67,7 @@ def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -
 
     serve(desk, answer, frame)
     assert requests < 2 * 400
-    assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert desk.health is HealthState.UNPROVEN
     assert judged_in(frame) == {*range(400)}
 
 
@@ -79,11 +77,9 @@ def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -
 def test_a_judged_row_fails_no_later_one_of_a_session_that_wants_its_good_ones(takes_good: bool) -> None:
     desk = Desk(per_key=True)
     first = desk.submit([bad(1)], takes_good=takes_good)
-    second = desk.submit([good(1)], takes_good=takes_good)
-    desk.sort()
+    second = desk.queue([good(1)], takes_good=takes_good)
     serve(desk, refuses_bad_with(INVALID), first, second)
-    third = desk.submit([good(2)], takes_good=takes_good)
-    desk.sort()
+    third = desk.queue([good(2)], takes_good=takes_good)
     if takes_good:
         serve(desk, refuses_bad_with(INVALID), third)
     for frame in (second, third):
@@ -92,8 +88,7 @@ def test_a_judged_row_fails_no_later_one_of_a_session_that_wants_its_good_ones(t
 
 def test_a_row_that_an_earlier_attempt_may_have_stored_is_judged_by_its_last_one() -> None:
     desk = Desk()
-    frame = desk.submit([bad(1)])
-    desk.sort()
+    frame = desk.queue([bad(1)])
     desk.send().fail(RequestFailed(Code.UNREACHABLE, "reset", maybe_stored=True))
     desk.send_when_due().fail(INVALID)
     assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.RECORD_INVALID, True)}
@@ -129,11 +124,8 @@ def test_where_kinesis_refuses_all_the_stream_is_refused_after_the_grace(
 ) -> None:
     desk = Desk(per_key=per_key)
     if worked:
-        desk.submit([good(0)])
-        desk.sort()
-        desk.send().stored()
-    frame = desk.submit([good(i) for i in range(rows)])
-    desk.sort()
+        desk.put([good(0)]).stored()
+    frame = desk.queue([good(i) for i in range(rows)])
     assert 59.0 < serve(desk, lambda _: ODD, frame) < 70.0
     assert {end.message for end in frame.result().codes if end.code == Code.REQUEST_REFUSED} == {ODD.message}
     assert {end[:2] for end in ends_of(frame).values()} <= {
@@ -148,8 +140,7 @@ def test_a_row_that_waits_by_itself_holds_its_own_session_in_order_and_no_other(
     desk = Desk(per_key=True)
     keys = [(b"k", b"bad", None), *[(b"k", b"row %d" % i, None) for i in range(5)]]
     of_a = desk.submit(keys, "a")
-    of_b = desk.submit([(b"k", b"of b", None)], "b")
-    desk.sort()
+    of_b = desk.queue([(b"k", b"of b", None)], "b")
     begins, order = desk.now, []
 
     def answer(sent: Sent) -> RequestFailed | None:
@@ -165,12 +156,10 @@ def test_a_row_that_waits_by_itself_holds_its_own_session_in_order_and_no_other(
 
 def test_the_row_for_which_kinesis_fails_holds_no_other_session_in_order() -> None:
     desk = Desk(per_key=True)
-    desk.submit([(b"k", b"bad", None), (b"k", b"behind", None)], "a")
-    desk.sort()
+    desk.queue([(b"k", b"bad", None), (b"k", b"behind", None)], "a")
     fault = RequestFailed("500", "m", maybe_stored=True, status=500)
     for i in range(20):  # others are stored, so that the row itself is suspected
-        frame = desk.submit([(b"k%d" % i, b"of b", None)], "b")
-        desk.sort()
+        frame = desk.queue([(b"k%d" % i, b"of b", None)], "b")
         waited = serve(desk, refuses_bad_with(fault), frame)
     assert waited < 1.0
     assert desk.pipeline.census()["held back"] == 1
@@ -184,8 +173,7 @@ def test_rows_that_pass_do_not_wait_for_another_caller_s_refused_ones(failed: Re
     for i in range(100):
         if not i % 20:
             desk.submit([bad(row) for row in range(12)], f"a{i}", takes_good=True)
-        of_b = desk.submit([good(i)], "b")
-        desk.sort()
+        of_b = desk.queue([good(i)], "b")
         assert serve(desk, refuses_bad_with(failed), of_b) < (6.0 if failed is BARE else GRACE_SECONDS)
         desk.now += 0.1
 
@@ -193,8 +181,7 @@ def test_rows_that_pass_do_not_wait_for_another_caller_s_refused_ones(failed: Re
 def test_a_first_refusal_of_a_row_by_itself_never_ends_it() -> None:
     """Long before, a request was refused that had another row, too."""
     desk = Desk()
-    frame = desk.submit([bad(1), good(1)])
-    desk.sort()
+    frame = desk.queue([bad(1), good(1)])
     desk.send().fail(BARE)
     part, other = desk.send_all()
     part.fail(RequestFailed("LimitExceededException", "slow", maybe_stored=False, status=400, request_id="d3f1"))
@@ -209,11 +196,10 @@ def test_a_first_refusal_of_a_row_by_itself_never_ends_it() -> None:
 def test_one_entry_that_is_refused_again_and_again_does_not_refuse_the_stream() -> None:
     """Each attempt ends the row's entry in an answer with results, as Kinesis has for an entry of its own."""
     desk = Desk()
-    odd = desk.submit([bad(1)])
-    desk.sort()
+    odd = desk.queue([bad(1)])
     while not odd.finished:
         desk.send_when_due().answer([{"ErrorCode": "ValidationException", "ErrorMessage": "The stream is odd"}])
-        assert desk.pipeline.health.state is HealthState.UNPROVEN
+        assert desk.health is HealthState.UNPROVEN
     assert ends_of(odd) == {0: (Outcome.NOT_STORED, Code.REQUEST_REFUSED, False)}
 
 
@@ -260,17 +246,16 @@ def test_the_size_that_a_proxy_takes_is_learned_and_tried_upwards() -> None:
         return BARE if sent.request.bytes > largest else None
 
     for megabytes in range(12):
-        frame = desk.submit([(b"k%d" % i, b"x" * 1_000, None) for i in range(1_000)])
-        desk.sort()
+        frame = desk.queue([(b"k%d" % i, b"x" * 1_000, None) for i in range(1_000)])
         serve(desk, answer, frame)
         assert frame.tallies[Outcome.STORED] == 1_000
         limit = desk.pipeline.sender.body_limit
         if megabytes == 2:
             assert largest / 2.2 < limit.bytes <= largest
-            refused = desk.pipeline.stats.put_requests["failed"]
+            refused = desk.stats.put_requests["failed"]
             desk.now += BodyLimit.TRY_SECONDS / 10
         elif megabytes == 3:
-            assert desk.pipeline.stats.put_requests["failed"] == refused, "no request is too large any more"
+            assert desk.stats.put_requests["failed"] == refused, "no request is too large any more"
         elif megabytes > 3:
             largest = 10 << 20
             desk.now += BodyLimit.TRY_SECONDS
@@ -289,14 +274,12 @@ def test_a_small_request_that_is_refused_takes_the_blame_from_the_size() -> None
 
 def test_rows_that_a_proxy_refuses_leave_their_shard_s_pace_to_others() -> None:
     desk = Desk(shard_rate_fraction=1.0)
-    desk.submit([(b"a%d" % i, b"bad" + bytes(900_000), None) for i in range(8)], "a")
-    desk.sort()
+    desk.queue([(b"a%d" % i, b"bad" + bytes(900_000), None) for i in range(8)], "a")
     while desk.pipeline.census()["queued"]:
         desk.send_when_due().fail(BARE)
     waits = []
     for i in range(20):
-        of_b = desk.submit([good(i)], "b")
-        desk.sort()
+        of_b = desk.queue([good(i)], "b")
         waits.append(serve(desk, refuses_bad_with(BARE), of_b))
     assert max(waits) < 10.0
     assert sum(waits) < 60.0

@@ -11,12 +11,11 @@ def test_a_row_s_way_shows_in_what_each_owner_prints() -> None:
     assert repr(desk.pipeline) == "<Pipeline, unproven: 5 filling>"
     assert repr(frame) == "<Frame 1: 5 of 5 rows unsettled>"
     desk.sort()
-    (lane,) = desk.pipeline.sender.lanes
+    lane = desk.lane
     assert repr(lane) == "<Lane of shard-0: 5 rows in 1 spans, 0 requests in flight, 0 set aside>"
     job = lane.spans[0].job
     assert repr(job) == "<Job of 1 frames: 5 rows queued, 0 in requests, 0 settled, 1 of 1 buffers>"
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    request = desk.take_request()
     assert repr(request) == "<Request of 5 rows, 235 bytes, 1 lanes, to be encoded>"
     sent = Sent(desk, request)
     assert repr(sent.request) == "<Request of 5 rows, 235 bytes, 1 lanes, sent at 100.000>"

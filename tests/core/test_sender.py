@@ -14,9 +14,7 @@ from producerd.core.budget import NodeInFlight
 from producerd.core.holding import Holding
 from producerd.core.lanes.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS, Lane
 from producerd.core.lanes.pacing import Pacer
-from producerd.core.pipeline import _EXPIRED
 from producerd.core.rows.frame import Frame
-from producerd.core.rows.job import MAYBE_CAUSES
 from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.health import HealthState
@@ -25,14 +23,17 @@ from producerd.core.sending.sender import WRONG_COUNTS_TO_GIVE_UP
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
+from tests.core.refusals import serve
 from tests.core.rows import even_map
-from tests.core.stories import INVALID, LOST, ODD, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
+from tests.core.stories import BARE, INVALID, LOST, ODD, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
 
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
 BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
 TIMED_OUT = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
+SHARD_LIMIT = RequestFailed(THROTTLED, "slow down", maybe_stored=False)
 SERVICE_FAULT = RequestFailed("InternalFailure", "500", maybe_stored=True)
+OUR_OWN_FAULT = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
 LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 TTL = 20.0
 
@@ -77,18 +78,19 @@ def staged(stage: str) -> tuple[Desk, Frame]:
 def test_rows_expire_wherever_they_wait_and_not_before(stage: str) -> None:
     desk, frame = staged(stage)
     start = 100.0
-    due = desk.pipeline.next_time()
-    assert due is not None
-    assert due <= start + TTL, "somebody looks in time"
-    desk.pipeline.ledger.expire(start + TTL - 0.001, _EXPIRED)
+    assert desk.due() <= start + TTL, "the rows are looked at in time"
+    desk.now = start + TTL - 0.001
+    desk.pipeline.pause()
+    assert desk.try_send() is None
     assert not frame.finished
+    desk.pipeline.resume()
     desk.now = start + TTL
     assert desk.try_send() is None
     assert desk.finished() == [frame]
     maybe = stage == "a wait for a map"
     expected = (Outcome.UNKNOWN if maybe else Outcome.NOT_STORED, Code.EXPIRED, maybe)
     assert ends_of(frame) == dict.fromkeys(range(8), expected)
-    assert desk.pipeline.stats.failed_records == {Code.EXPIRED: 8}
+    assert desk.stats.failed_records == {Code.EXPIRED: 8}
     assert go_on(desk, []) == 0, "and none is sent after it"
     assert desk.is_empty()
     assert desk.pipeline.next_time() is None
@@ -111,39 +113,33 @@ def test_rows_that_expire_while_they_are_sorted_are_not_sent() -> None:
 
 @pytest.mark.law("Row")
 @pytest.mark.parametrize(
-    ("failure", "expected"),
+    ("failure", "ends"),
     [
-        (None, None),
-        (UNSENT, (Outcome.NOT_STORED, Code.EXPIRED, False)),
-        (LOST, (Outcome.UNKNOWN, Code.EXPIRED, True)),
-        (TIMED_OUT, (Outcome.UNKNOWN, Code.EXPIRED, True)),
+        (None, {}),
+        (UNSENT, dict.fromkeys(range(5), (Outcome.NOT_STORED, Code.EXPIRED, False))),
+        (LOST, dict.fromkeys(range(5), (Outcome.UNKNOWN, Code.EXPIRED, True))),
+        (TIMED_OUT, dict.fromkeys(range(5), (Outcome.UNKNOWN, Code.EXPIRED, True))),
     ],
 )
 def test_rows_that_expire_on_their_way_end_when_their_request_does(
-    failure: RequestFailed | None, expected: tuple[Outcome, str, bool] | None
+    failure: RequestFailed | None, ends: dict[int, tuple[Outcome, str, bool]]
 ) -> None:
     desk = Desk(record_ttl_seconds=TTL)
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     sent = desk.send()
     desk.now += TTL + 3
     assert desk.try_send() is None
-    assert not frame.finished
-    if failure is None:
-        sent.stored()
-        assert frame.result().stored == 5
-    else:
-        sent.fail(failure)
-        assert ends_of(frame) == dict.fromkeys(range(5), expected)
-    desk.finished()
+    assert (frame.finished, desk.pipeline.next_time()) == (False, None), "they are due no more"
+    sent.stored() if failure is None else sent.fail(failure)
+    assert ends_of(frame) == ends
+    assert desk.stats.failed_records == ({Code.EXPIRED: 5} if ends else {})
     assert desk.is_empty()
 
 
 @pytest.mark.law("Row")
 def test_a_row_that_an_earlier_request_may_have_stored_expires_as_unknown_and_its_mates_do_not() -> None:
     desk = Desk(record_ttl_seconds=TTL, request_max_records=3)
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     first = desk.send()
     second = desk.send()
     first.fail(LOST)
@@ -160,8 +156,7 @@ def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -
     desk = Desk(record_ttl_seconds=TTL)
     old = desk.submit(5)
     desk.now += 10
-    young = desk.submit(5)
-    desk.sort()
+    young = desk.queue(5)
     desk.now = 100.0 + TTL
     sent = desk.send()
     assert old.finished
@@ -172,29 +167,11 @@ def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
-def test_a_lane_that_has_no_pace_left_and_a_full_window_hide_no_expiry() -> None:
-    """The pipeline must not wait for a time that has passed."""
-    desk = Desk(even_map(2), record_ttl_seconds=TTL, max_in_flight_requests=1, request_max_records=2)
-    desk.submit([(b"k", b"%d" % i, LOW) for i in range(4)])
-    desk.sort()
-    desk.send().answer([SLOW_DOWN] * 2)
-    desk.submit([(b"k", b"%d" % i, HIGH) for i in range(4)])
-    desk.sort()
-    desk.send()  # and nothing else may go with it
-    desk.now += 5
-    assert desk.try_send() is None
-    due = desk.pipeline.next_time()
-    assert due is not None
-    assert desk.now < due <= 100.0 + TTL
-
-
 @pytest.mark.promise("ttl-nothing-dropped")
 @pytest.mark.law("Row")
 def test_without_a_ttl_nothing_is_dropped_however_long_it_takes() -> None:
     desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     for failure in (UNSENT, LOST, TIMED_OUT) * 5:
         desk.now += 86_400
         desk.send().fail(failure)
@@ -211,8 +188,7 @@ def test_without_a_ttl_nothing_is_dropped_however_long_it_takes() -> None:
 @pytest.mark.law("Row")
 def test_rows_without_a_caller_expire_too_and_nobody_is_told() -> None:
     desk = Desk(record_ttl_seconds=TTL)
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     desk.pipeline.disown("caller")
     desk.now += TTL
     assert desk.try_send() is None
@@ -227,55 +203,54 @@ def test_rows_without_a_caller_expire_too_and_nobody_is_told() -> None:
 @pytest.mark.promise("ttl-nothing-dropped")
 def test_throttled_rows_fail_where_that_is_wanted_and_their_mates_are_stored() -> None:
     desk = Desk(fail_if_throttled=True)
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     desk.send().answer([GOOD, SLOW_DOWN, GOOD, SLOW_DOWN, GOOD])
     not_stored = (Outcome.NOT_STORED, Code.THROTTLED, False)
     assert ends_of(frame) == {1: not_stored, 3: not_stored}
     assert (frame.result().stored, frame.result().throttled) == (3, 2)
     assert "Rate exceeded" in frame.result().codes[0].message
-    assert desk.pipeline.stats.failed_records == {Code.THROTTLED: 2}
+    assert desk.stats.failed_records == {Code.THROTTLED: 2}
     assert desk.is_empty()
 
 
 def test_the_last_error_is_forgotten_when_a_request_is_stored_whole() -> None:
     """Otherwise a caller would get the error of an outage of long ago."""
     desk = Desk()
-    desk.submit(2)
-    desk.sort()
-    desk.send().answer([GOOD, BROKEN])
-    assert desk.pipeline.stats.last_error == "InternalFailure: m"
-    desk.submit(3)
-    desk.sort()
-    desk.send().answer([GOOD] * 3)
-    assert desk.pipeline.stats.last_error == ""
+    desk.put(2).answer([GOOD, BROKEN])
+    assert desk.stats.last_error == "InternalFailure: m"
+    desk.put(3).answer([GOOD] * 3)
+    assert desk.stats.last_error == ""
 
 
-def test_an_aggregate_that_is_throttled_fails_with_all_of_its_rows() -> None:
-    desk = Desk(aggregate=True, fail_if_throttled=True)
-    frame = desk.submit(5)
-    desk.sort()
-    desk.send().answer([SLOW_DOWN])
-    assert ends_of(frame) == dict.fromkeys(range(5), (Outcome.NOT_STORED, Code.THROTTLED, False))
-    assert desk.is_empty()
-
-
-def test_a_throttled_row_that_may_have_been_stored_before_fails_as_unknown() -> None:
-    desk = Desk(fail_if_throttled=True)
-    frame = desk.submit(1)
-    desk.sort()
-    desk.send().fail(LOST)
-    desk.now += 6
-    desk.send().answer([SLOW_DOWN])
-    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.THROTTLED, True)}
+@pytest.mark.parametrize(
+    ("rules", "answers", "end"),
+    [
+        ({"aggregate": True}, [lambda sent: sent.throttle({0})], (Outcome.NOT_STORED, Code.THROTTLED, False)),
+        ({}, [lambda sent: sent.fail(SHARD_LIMIT)], (Outcome.NOT_STORED, Code.THROTTLED, False)),
+        (
+            {},
+            [lambda sent: sent.fail(LOST), lambda sent: sent.throttle({*range(5)})],
+            (Outcome.UNKNOWN, Code.THROTTLED, True),
+        ),
+    ],
+    ids=["in an aggregate", "by a whole request", "that may have been stored before"],
+)
+def test_all_throttled_rows_fail_where_that_is_wanted(
+    rules: dict[str, Any], answers: list[Callable[[Sent], None]], end: tuple[Outcome, str, bool]
+) -> None:
+    desk = Desk(fail_if_throttled=True, **rules)
+    frame = desk.queue(5)
+    for answer in answers:
+        answer(desk.send())
+        desk.now += 6
+    assert ends_of(frame) == dict.fromkeys(range(5), end)
     assert desk.is_empty()
 
 
 def test_other_failures_and_whole_requests_that_are_throttled_are_tried_again_all_the_same() -> None:
     """The setting is about a shard's rate; a whole request meets the account's."""
     desk = Desk(fail_if_throttled=True)
-    frame = desk.submit(2)
-    desk.sort()
+    frame = desk.queue(2)
     desk.send().answer([BROKEN, GOOD])
     desk.now += 6
     desk.send().fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False))
@@ -299,84 +274,55 @@ CAUSES: dict[str, Callable[[Sent], None]] = {
 def test_rows_of_two_frames_between_others_that_are_sent_again_are_counted_each_by_its_own_frame() -> None:
     """Stored in several runs, throttled, and stored where an earlier copy may be."""
     desk = Desk()
-    frames = [desk.submit(5), desk.submit(5)]
-    desk.sort()
+    frames = [desk.submit(5), desk.queue(5)]
+    unreadable = [{"ShardId": ""} if i in (6, 7, 8) else GOOD for i in range(10)]
     sent = desk.send()
-    sent.request.pieces[0].span.job.mark_maybe_stored(6, 9, "timeout")
-    sent.throttle({1, 2, 6})
-    assert [frame.unsettled for frame in frames] == [2, 1]
-    assert sum(desk.pipeline.stats.delivery_seconds.counts) == 7
-    desk.now += 6
+    sent.answer([SLOW_DOWN if i in (1, 2, 5) else result for i, result in enumerate(unreadable)])
+    assert [frame.unsettled for frame in frames] == [2, 4]
+    assert sum(desk.stats.delivery_seconds.counts) == 4
     while not desk.is_empty():
-        desk.send().stored()
+        desk.send_when_due().stored()
     assert desk.finished() == frames
     results = [frame.result() for frame in frames]
     assert [(each.stored, each.throttled, each.possible_duplicates) for each in results] == [(5, 2, 0), (5, 1, 3)]
-    assert sum(desk.pipeline.stats.delivery_seconds.counts) == 10
+    assert sum(desk.stats.delivery_seconds.counts) == 10
 
 
+@pytest.mark.promise("rows-stored-before-told")
 @pytest.mark.parametrize("cause", CAUSES)
 def test_rows_that_were_stored_after_an_attempt_of_unknown_end_are_counted_by_its_cause(cause: str) -> None:
     desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     CAUSES[cause](desk.send())
     desk.now += 6
     desk.send().stored()
-    counted = +desk.pipeline.stats.possible_duplicate_records
-    assert counted == {cause: 5}
-    assert frame.result().possible_duplicates == 5
-    assert desk.is_empty()
-
-
-def test_an_aggregate_that_strayed_is_counted_as_a_copy_of_the_reshard() -> None:
-    desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit([(b"k", b"1", LOW), (b"k", b"2", HIGH)])
-    desk.sort()
-    desk.send().stored("low")
-    desk.pipeline.set_shard_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]), desk.now)
-    desk.send().stored_as_predicted()
-    assert +desk.pipeline.stats.possible_duplicate_records == {"reshard": 2}
-    assert frame.result().possible_duplicates == 2
-    assert desk.is_empty()
-
-
-def test_an_aggregate_in_another_open_shard_is_a_copy_too() -> None:
-    desk = Desk(even_map(2), aggregate=True)
-    frame = desk.submit([(b"k", b"1", LOW), (b"k", b"2", LOW)])
-    desk.sort()
-    desk.send().stored("shard-1")
-    desk.now += 11
-    desk.send().stored("shard-0")
-    assert +desk.pipeline.stats.possible_duplicate_records == {"reshard": 2}
-    assert frame.result().possible_duplicates == 2
+    assert +desk.stats.possible_duplicate_records == {cause: 5}
+    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().retries) == (5, 5, 5)
     assert desk.is_empty()
 
 
 @pytest.mark.promise("send-stored-row-counts")
 def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_cause() -> None:
     desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     for failure in (LOST, TIMED_OUT, UNSENT, LOST):
         desk.send().fail(failure)
         desk.now += 6
     desk.send().stored()
-    assert +desk.pipeline.stats.possible_duplicate_records == {"connection": 10, "timeout": 5}
+    assert +desk.stats.possible_duplicate_records == {"connection": 10, "timeout": 5}
     assert frame.result().possible_duplicates == 15
 
 
 @pytest.mark.promise("refusal-kinesis-itself")
 def test_a_row_whose_result_nobody_can_read_may_be_stored_and_its_mates_are_not_sent_again() -> None:
     desk = Desk()
-    frame = desk.submit(3)
-    desk.sort()
+    frame = desk.queue(3)
     desk.send().answer([GOOD, {"ShardId": ""}, BROKEN])
     desk.now += 6
     (again,) = desk.send_all()
     assert len(again.entries) == 2
     again.stored()
-    assert +desk.pipeline.stats.possible_duplicate_records == {"service": 1}
+    assert +desk.stats.possible_duplicate_records == {"service": 1}
     assert frame.result().possible_duplicates == 1
     assert desk.is_empty()
 
@@ -384,8 +330,7 @@ def test_a_row_whose_result_nobody_can_read_may_be_stored_and_its_mates_are_not_
 def test_a_row_whose_result_nobody_can_ever_read_ends_unknown() -> None:
     """Each send may store one more copy of it.  A result that can be read begins the count again."""
     desk = Desk()
-    frame = desk.submit(1)
-    desk.sort()
+    frame = desk.queue(1)
     unreadable = {"ShardId": ""}
     for result in [*[unreadable] * 9, SLOW_DOWN, *[unreadable] * 10]:
         assert not frame.finished
@@ -397,32 +342,32 @@ def test_a_row_whose_result_nobody_can_ever_read_ends_unknown() -> None:
 
 def test_rows_that_are_sent_again_in_halves_or_in_json_count_as_retried() -> None:
     desk = Desk(wire_format="cbor")
-    refused = desk.submit(3)
-    desk.sort()
+    refused = desk.queue(3)
     desk.send().fail(RequestFailed("SerializationException", "what is this?", maybe_stored=False, status=400))
     desk.send().stored()
     assert refused.result().retries == 3
-    halved = desk.submit(2)
-    desk.sort()
+    halved = desk.queue(2)
     desk.send().fail(INVALID)
     for sent in desk.send_all():
         sent.stored()
     assert halved.result().retries == 2
-    assert desk.pipeline.stats.retried_records == 5
+    assert desk.stats.retried_records == 5
 
 
-@pytest.mark.promise("last-send-row-ends-unknown")
-def test_the_last_send_of_a_row_that_ends_unknown_is_no_surplus_copy() -> None:
-    """One copy of the row is what its caller wants."""
+@pytest.mark.promise("last-send-row-ends-unknown", "answers-wrong-number")
+def test_answers_with_the_wrong_number_of_results_end_unknown_at_the_third() -> None:
+    """The last send is no surplus copy: one copy of the row is what its caller wants."""
     desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     for _ in range(WRONG_COUNTS_TO_GIVE_UP):
-        desk.send().fail(RequestFailed(Code.RESULT_COUNT, "4 results for 5 entries", maybe_stored=True))
+        assert not frame.finished
+        desk.send().answer([GOOD] * 4)
         desk.now += 6
-    assert set(ends_of(frame).values()) == {(Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
-    assert +desk.pipeline.stats.possible_duplicate_records == {"result_count": 10}
+    assert ends_of(frame) == dict.fromkeys(range(5), (Outcome.UNKNOWN, Code.RESULT_COUNT, True))
+    assert +desk.stats.possible_duplicate_records == {"result_count": 10}
     assert frame.result().possible_duplicates == 10
+    assert WRONG_COUNTS_TO_GIVE_UP == 3
+    assert desk.is_empty()
 
 
 @pytest.mark.promise("aggregate-awaits-map")
@@ -439,15 +384,14 @@ def test_an_aggregate_that_awaits_a_map_makes_what_was_sent_before_it_a_copy(
 ) -> None:
     """Whatever the map then says of the aggregate."""
     desk = Desk(even_map(1), aggregate=True)
-    frame = desk.submit([(b"k", b"%d" % row, HIGH) for row in range(5)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"%d" % row, HIGH) for row in range(5)])
     desk.send().fail(LOST)
     desk.now += 6
     desk.send().stored("child")
-    desk.pipeline.set_shard_map(ShardMap(new_map), desk.now)
+    desk.set_map(ShardMap(new_map))
     for sent in desk.send_all():
         sent.stored("sibling")
-    assert +desk.pipeline.stats.possible_duplicate_records == copies
+    assert +desk.stats.possible_duplicate_records == copies
     assert (frame.result().stored, frame.result().possible_duplicates) == (5, sum(copies.values()))
 
 
@@ -463,8 +407,7 @@ def test_an_aggregate_that_awaits_a_map_makes_what_was_sent_before_it_a_copy(
 def test_rows_that_were_surely_not_stored_before_are_no_possible_duplicates(fail: Callable[[Sent], None]) -> None:
     """No body byte was written, or the service said so."""
     desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
+    frame = desk.queue(5)
     fail(desk.send())
     for _ in range(10):
         desk.now += 6
@@ -472,12 +415,8 @@ def test_rows_that_were_surely_not_stored_before_are_no_possible_duplicates(fail
             again.stored()
     assert frame.result().stored == 5
     assert frame.result().possible_duplicates == 0
-    assert not +desk.pipeline.stats.possible_duplicate_records
+    assert not +desk.stats.possible_duplicate_records
     assert desk.is_empty()
-
-
-def test_every_cause_has_a_story_here() -> None:
-    assert set(MAYBE_CAUSES[1:]) == {*CAUSES, "reshard"}
 
 
 # ---- shards that are slow
@@ -487,47 +426,10 @@ def lanes_of(sent: Sent) -> set[str]:
     return {lane.shard.shard_id for lane in sent.request.lanes}
 
 
-def open_window(desk: Desk) -> None:
-    """As after many answers."""
-    desk.pipeline.sender.in_flight.window._size = float(desk.pipeline.rules.max_in_flight_requests)
-
-
 def two_lanes(rows: int = 400, **rules: Any) -> Desk:
     desk = Desk(even_map(2), request_max_records=20, **rules)
-    desk.submit([(b"k", b"%d" % i, LOW if i % 2 else HIGH) for i in range(rows)])
-    desk.sort()
+    desk.queue([(b"k", b"%d" % i, LOW if i % 2 else HIGH) for i in range(rows)])
     return desk
-
-
-@pytest.mark.law("Lane")
-def test_the_lanes_of_a_request_that_is_out_for_long_share_no_other_until_they_answer_in_time() -> None:
-    desk = Desk(even_map(2), request_max_records=20)
-    for shard in (LOW, HIGH):
-        desk.submit([(b"k", b"x", shard)] * 5)
-    desk.sort()
-    slow = desk.send()
-    assert lanes_of(slow) == {"shard-0", "shard-1"}
-    for shard in (LOW, HIGH) * 3:
-        desk.submit([(b"k", b"y", shard)] * 5)
-    desk.now += 0.5
-    desk.sort()
-    sent = desk.send()
-    assert lanes_of(sent) == {"shard-0", "shard-1"}, "half a second is not long"
-    sent.stored_as_predicted()
-    for shard in (LOW, HIGH) * 3:
-        desk.submit([(b"k", b"z", shard)] * 5)
-    desk.sort()
-    desk.now += SLOW_SECONDS
-    apart = desk.send_all()
-    assert sorted([sorted(lanes_of(sent)) for sent in apart]) == [["shard-0"], ["shard-1"]]
-    for sent in apart:
-        desk.now += 0.02
-        sent.stored_as_predicted()
-    for shard in (LOW, HIGH):
-        desk.submit([(b"k", b"w", shard)] * 5)
-    desk.sort()
-    desk.now += SLOW_LANE_PAUSE_SECONDS
-    assert lanes_of(desk.send()) == {"shard-0", "shard-1"}
 
 
 @pytest.mark.law("Lane")
@@ -547,9 +449,8 @@ def test_somebody_looks_when_a_request_has_been_out_for_long() -> None:
 def test_a_slow_lane_has_more_on_its_way_and_each_request_waits_to_be_full() -> None:
     """Else a shard that answers late would not get its rows: 4 requests in 6 s."""
     desk = Desk(request_max_records=20)
-    open_window(desk)
-    desk.submit(1_000)
-    desk.sort()
+    desk.open_window()
+    desk.queue(1_000)
     assert len(desk.send_all()) == MAX_REQUESTS_PER_LANE
     start = desk.now
     desk.now += SLOW_SECONDS
@@ -570,7 +471,7 @@ def test_slow_lanes_leave_the_others_a_part_of_the_window() -> None:
     for edge in edges[:6]:
         desk.submit([(b"k", b"slow", edge)] * 50)
     desk.sort()
-    open_window(desk)
+    desk.open_window()
     first = desk.send_all()
     assert len(first) == most
     desk.now += SLOW_SECONDS
@@ -578,8 +479,7 @@ def test_slow_lanes_leave_the_others_a_part_of_the_window() -> None:
     for sent in first[:4]:
         sent.stored_as_predicted()
     desk.now += 1
-    desk.submit([(b"k", b"quick", edges[7])] * 5)
-    desk.sort()
+    desk.queue([(b"k", b"quick", edges[7])] * 5)
     more = desk.send_all()
     assert [set(sent.data) for sent in more] == [{b"quick"}], "four slow ones are on their way"
     more[0].stored_as_predicted()
@@ -593,9 +493,8 @@ def test_slow_lanes_leave_the_others_a_part_of_the_window() -> None:
 def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() -> None:
     """Others were answered meanwhile: it is not the way there."""
     desk = Desk(even_map(2), request_max_records=5)
-    open_window(desk)
-    desk.submit([(b"k", b"hangs", LOW)] * 40)
-    desk.sort()
+    desk.open_window()
+    desk.queue([(b"k", b"hangs", LOW)] * 40)
     hanging = desk.send_all()
     assert len(hanging) >= 3
     desk.submit([(b"k", b"good", HIGH)] * 40)
@@ -610,21 +509,20 @@ def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() ->
     for sent in hanging:
         sent.fail(TIMED_OUT)
     assert desk.pipeline.sender.in_flight.window.size >= size
-    assert desk.pipeline.sender.in_flight.hold_until <= desk.now
+    assert desk.holds_until <= desk.now
 
 
 @pytest.mark.law("RetryPolicy")
 def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_window() -> None:
     desk = Desk(even_map(8), request_max_records=5)
-    desk.submit([(b"key %d" % i, b"d", None) for i in range(200)])
-    desk.sort()
+    desk.queue([(b"key %d" % i, b"d", None) for i in range(200)])
     hanging = desk.send_all()
     assert len(hanging) >= 3
     desk.now += 8
     for sent in hanging:
         sent.fail(TIMED_OUT)
     assert desk.pipeline.sender.in_flight.window.size == 1
-    assert desk.pipeline.sender.in_flight.hold_until > desk.now
+    assert desk.holds_until > desk.now
 
 
 # ---- when to look again
@@ -634,9 +532,7 @@ def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_windo
 def test_while_the_stream_holds_a_lane_whose_time_has_come_hides_nothing() -> None:
     """Nothing is in flight then, and no answer would bring anybody to look."""
     desk = Desk(even_map(8), request_max_records=5)
-    desk.submit([(b"key %d" % i, b"d", None) for i in range(200)])
-    desk.sort()
-    first = desk.send()
+    first = desk.put([(b"key %d" % i, b"d", None) for i in range(200)])
     first.answer([SLOW_DOWN] * len(first.entries))
     for sent in desk.send_all():
         sent.fail(UNSENT)
@@ -657,13 +553,10 @@ def test_while_the_stream_holds_a_lane_whose_time_has_come_hides_nothing() -> No
 @pytest.mark.law("RetryPolicy")
 def test_while_the_stream_holds_its_end_is_named_and_not_a_lane_s_time_before_it() -> None:
     desk = Desk()
-    desk.submit(5)
-    desk.sort()
-    desk.send().answer([SLOW_DOWN] * 5)
+    desk.put(5).answer([SLOW_DOWN] * 5)
     assert desk.try_send() is None
-    due = desk.pipeline.next_time()
-    assert due is not None
-    desk.pipeline.sender.in_flight.hold_until = due + 2.0
+    due = desk.due()
+    desk.hold(due + 2.0)
     assert desk.pipeline.next_time() == due + 2.0
     desk.now = due
     assert desk.try_send() is None
@@ -673,20 +566,19 @@ def test_while_the_stream_holds_its_end_is_named_and_not_a_lane_s_time_before_it
     assert desk.is_empty()
 
 
-def test_a_full_window_is_no_time_to_wait_for() -> None:
-    desk = Desk(even_map(2), max_in_flight_requests=1, request_max_records=2, linger_seconds=0.5)
-    desk.submit([(b"k", b"%d" % i, LOW) for i in range(4)])
-    desk.sort()
-    desk.send().answer([SLOW_DOWN] * 2)  # its lane waits for a time
-    desk.submit([(b"k", b"%d" % i, HIGH) for i in range(4)])
-    desk.sort()
-    desk.send()
+@pytest.mark.law("Row")
+def test_a_full_window_hides_no_expiry_and_no_batch_that_lingers() -> None:
+    """The pipeline must not wait for a time that has passed."""
+    desk = Desk(
+        even_map(2), record_ttl_seconds=TTL, max_in_flight_requests=1, request_max_records=2, linger_seconds=0.5
+    )
+    desk.put([(b"k", b"%d" % i, LOW) for i in range(4)]).answer([SLOW_DOWN] * 2)  # its lane waits for a time
+    desk.put([(b"k", b"%d" % i, HIGH) for i in range(4)])  # and nothing else may go with it
     desk.now += 0.9
     assert desk.try_send() is None
+    assert desk.now < desk.due() <= 100.0 + TTL
     desk.submit(1)
-    due = desk.pipeline.next_time()
-    assert due is not None
-    assert desk.now < due <= desk.now + 0.5, "the batch that lingers"
+    assert desk.now < desk.due() <= desk.now + 0.5
 
 
 # ---- the window in bytes
@@ -695,8 +587,7 @@ def test_a_full_window_is_no_time_to_wait_for() -> None:
 def test_the_window_in_bytes_lets_single_large_rows_go_one_by_one() -> None:
     """A row larger than what may be in flight goes when nothing else is."""
     desk = Desk(even_map(2), max_in_flight_bytes=100_000, request_max_bytes=50_000)
-    frame = desk.submit([(b"k", b"x" * 300_000, LOW), (b"k", b"y" * 300_000, HIGH), (b"k", b"small", LOW)])
-    desk.sort()
+    frame = desk.queue([(b"k", b"x" * 300_000, LOW), (b"k", b"y" * 300_000, HIGH), (b"k", b"small", LOW)])
     for _ in range(3):
         sents = desk.send_all()
         assert len(sents) == 1
@@ -705,14 +596,6 @@ def test_the_window_in_bytes_lets_single_large_rows_go_one_by_one() -> None:
         desk.now += 2
     assert frame.finished
     assert desk.is_empty()
-
-
-def test_what_is_in_flight_is_given_back_whatever_the_answer() -> None:
-    for fail in (UNSENT, LOST, TIMED_OUT, INVALID, SERVICE_FAULT):
-        desk = two_lanes()
-        for sent in desk.send_all():
-            sent.fail(fail)
-        assert (desk.pipeline.in_flight_bytes, desk.pipeline.requests_in_flight) == (0, 0)
 
 
 # ---- faults of the service, and answers that are not its
@@ -724,20 +607,13 @@ def test_what_is_in_flight_is_given_back_whatever_the_answer() -> None:
 def test_a_record_that_makes_the_service_fail_does_not_sink_its_mates(status: int, aggregate: bool) -> None:
     """A row that a proxy refuses ends after the grace, and one for which Kinesis fails is sent forever."""
     desk = Desk(even_map(2), aggregate=aggregate)
-    frame = desk.submit([(b"k%d" % i, b"bad" if i == 70 else b"row", None) for i in range(200)])
-    desk.sort()
-    until = desk.now + 300.0
-    while not frame.finished and desk.now < until:
-        for sent in desk.send_all():
-            if b"bad" in sent.users:
-                sent.fail(RequestFailed(str(status), "m", maybe_stored=True, status=status))
-            else:
-                sent.stored_as_predicted()
-        desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
+    frame = desk.queue([(b"k%d" % i, b"bad" if i == 70 else b"row", None) for i in range(200)])
+    failed = RequestFailed(str(status), "m", maybe_stored=True, status=status)
+    seconds = serve(desk, lambda sent: failed if b"bad" in sent.users else None, frame)
     assert frame.tallies[Outcome.STORED] == 199
     assert frame.finished is (status < 500)
     if frame.finished:
-        assert desk.now - 100.0 < 60.0 + 6.0
+        assert seconds < 60.0 + 6.0
         assert ends_of(frame) == {70: (Outcome.UNKNOWN, Code.PROXY_REFUSED, True)}
         assert not frame.result().judged
 
@@ -747,110 +623,79 @@ def test_many_records_that_make_the_service_fail_do_not_hold_the_stream() -> Non
     """Known ones stand at the end of their lane, and say nothing of the stream while others are answered."""
     desk = Desk(even_map(1), limit_records=100_000)
     bad = {b"row %d" % i for i in range(0, 10_000, 1_000)}
-    frame = desk.submit(10_000)
-    desk.sort()
-    began = desk.now
-    while frame.tallies[Outcome.STORED] < 9_990 and desk.now < began + 120.0:
-        for sent in desk.send_all():
-            desk.now += 0.02
-            if bad & set(sent.users):
-                sent.fail(SERVICE_FAULT)
-            else:
-                sent.stored_as_predicted()
-        desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
-    assert frame.tallies[Outcome.STORED] == 9_990
-    assert desk.now < began + 60.0
+
+    def answer(sent: Sent) -> RequestFailed | None:
+        return SERVICE_FAULT if bad & set(sent.users) else None
+
+    frame, seconds = desk.queue(10_000), 0.0
+    while frame.tallies[Outcome.STORED] < 9_990:
+        seconds += serve(desk, answer, frame, seconds=0.1)
+        assert seconds < 60.0
     for _ in range(50):
-        good, since = desk.submit([(b"k", b"good", None)]), desk.now
-        desk.sort()
-        while not good.finished:
-            assert desk.now < since + 1.0, "a bad one or two may stand before it"
-            for sent in desk.send_all():
-                if bad & set(sent.users):
-                    sent.fail(SERVICE_FAULT)
-                else:
-                    sent.stored_as_predicted()
-            desk.now += 0.02
+        good = desk.queue([(b"k", b"good", None)])
+        assert serve(desk, answer, good) < 1.0, "a bad one or two may stand before it"
         assert not desk.pipeline.sender.in_flight.nothing_passes
         desk.now += 1.0
 
 
-@pytest.mark.parametrize("refusal", [INVALID, RequestFailed("SerializationException", "", False, status=400)])
-def test_a_refused_request_is_given_back_to_the_pace_of_its_lanes(refusal: RequestFailed) -> None:
+@pytest.mark.parametrize(
+    ("failure", "is_given_back"),
+    [
+        (INVALID, True),
+        (RequestFailed("SerializationException", "", maybe_stored=False, status=400), True),
+        (RequestFailed("413", "Request Entity Too Large", maybe_stored=False, status=413), True),
+        (RequestFailed("413", "Request Entity Too Large", maybe_stored=True, status=413), False),
+    ],
+)
+def test_what_a_refused_request_took_of_its_pace_comes_back_only_if_surely_nothing_was_stored(
+    failure: RequestFailed, is_given_back: bool
+) -> None:
     desk = Desk(shard_rate_fraction=1.0, wire_format="cbor")
-    desk.submit([(b"k", b"x" * 10_000, None)] * 20)
-    desk.sort()
-    (lane,) = desk.pipeline.lanes
-    assert lane.pacer is not None
-    before = lane.pacer.allowance(desk.now)
-    desk.send().fail(refusal)
-    assert lane.pacer.allowance(desk.now) == before
+    desk.queue([(b"k", b"x" * 10_000, None)] * 20)
+    before = desk.allowances()
+    sent = desk.send()
+    taken = desk.allowances()
+    assert taken != before
+    sent.fail(failure)
+    assert desk.allowances() == (before if is_given_back else taken)
 
 
 @pytest.mark.promise("answers-service-borne")
 def test_answers_that_are_not_the_service_s_are_borne_longer_than_wrong_counts() -> None:
     """A proxy's page says nothing of what is stored; but nothing may be stored without end."""
     desk = Desk()
-    frame = desk.submit(5)
-    desk.sort()
-    began, rows_sent = desk.now, 0
-    while not frame.finished:
-        for sent in desk.send_all():
-            rows_sent += len(sent.entries)
-            failed = parse_answer(b"<html>Sorry</html>", len(sent.entries))
-            assert isinstance(failed, RequestFailed)
-            sent.fail(failed)
-        desk.now = max(desk.now + 0.01, desk.pipeline.next_time() or 0.0)
+    frame = desk.queue(5)
+    rows_sent = 0
+
+    def answer(sent: Sent) -> RequestFailed:
+        nonlocal rows_sent
+        rows_sent += len(sent.entries)
+        failed = parse_answer(b"<html>Sorry</html>", len(sent.entries))
+        assert isinstance(failed, RequestFailed)
+        return failed
+
+    assert serve(desk, answer, frame) > 15.0
     assert rows_sent == 5 * 10
-    assert desk.now - began > 15.0
     assert set(ends_of(frame).values()) == {(Outcome.UNKNOWN, Code.RESULT_COUNT, True)}
-    assert desk.pipeline.stats.record_errors == {Code.SERVICE_FAULT: 50}
-
-
-def test_with_on_throttle_fail_rows_end_also_where_the_whole_request_is_throttled() -> None:
-    desk = Desk(fail_if_throttled=True)
-    frame = desk.submit(5)
-    desk.sort()
-    desk.send().fail(RequestFailed(THROTTLED, "slow down", maybe_stored=False))
-    assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.THROTTLED, False)}
-    desk.finished()
-    assert desk.is_empty()
-
-
-@pytest.mark.parametrize("maybe_stored", [False, True])
-def test_what_a_refused_request_took_of_its_pace_comes_back_only_if_surely_nothing_was_stored(
-    maybe_stored: bool,
-) -> None:
-    desk = Desk(even_map(1))
-    desk.submit(100)
-    desk.sort()
-    sent = desk.send()
-    (lane,) = desk.pipeline.lanes
-    assert lane.pacer is not None
-    left = lane.pacer.allowance(desk.now).records
-    sent.fail(RequestFailed("413", "Request Entity Too Large", maybe_stored, status=413))
-    assert lane.pacer.allowance(desk.now).records == left + (0 if maybe_stored else 100)
+    assert desk.stats.record_errors == {Code.SERVICE_FAULT: 50}
 
 
 # ---- what holds the queue
 
 
 def holding_of(desk: Desk) -> tuple[str, str]:
-    cause, shard_id, *_ = desk.pipeline.holding(desk.now)
+    cause, shard_id, *_ = desk.holding()
     return cause, shard_id
 
 
 def test_what_holds_the_queue_is_named_by_its_cause() -> None:
     desk = Desk(even_map(4))
     assert holding_of(desk) == ("daemon", "")
-    desk.submit(100)
-    desk.sort()
+    desk.queue(100)
     assert holding_of(desk) == ("daemon", ""), "it has rows that may be sent, and does not send them"
 
     desk = Desk(even_map(4), max_in_flight_requests=1, request_max_records=10)
-    desk.submit(100)
-    desk.sort()
-    desk.send()
+    desk.put(100)
     assert holding_of(desk) == ("in_flight", "")
     assert sum(state.in_flight for state in desk.pipeline.shards(desk.now)) == 1
 
@@ -861,8 +706,7 @@ def test_what_holds_the_queue_is_named_by_its_cause() -> None:
     assert holding_of(desk) == ("shard_map", "")
 
     desk = Desk(even_map(4), request_max_records=10)
-    desk.submit(100)
-    desk.sort()
+    desk.queue(100)
     for sent in desk.send_all():
         sent.fail(UNSENT)
     assert holding_of(desk) == ("service", "")
@@ -870,11 +714,10 @@ def test_what_holds_the_queue_is_named_by_its_cause() -> None:
 
 def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
     desk = Desk(even_map(4), request_max_records=10)
-    desk.submit([(b"k", b"x" * 100, LOW)] * 90 + [(b"k", b"x" * 100, HIGH)] * 20)
-    desk.sort()
+    desk.queue([(b"k", b"x" * 100, LOW)] * 90 + [(b"k", b"x" * 100, HIGH)] * 20)
     for sent in desk.send_all():
         sent.answer([SLOW_DOWN] * len(sent.entries))
-    cause, shard_id, share, *_ = desk.pipeline.holding(desk.now)
+    cause, shard_id, share, *_ = desk.holding()
     assert (cause, shard_id) == ("hot_shard", "shard-0")
     assert 0.7 < share < 0.95
     hot, *others = desk.pipeline.shards(desk.now)
@@ -888,18 +731,16 @@ def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
 def test_a_shard_that_does_not_answer_is_not_hot_however_much_waits_for_it() -> None:
     """It would take more, so its records wait for answers and not for its quota.  The other shards have room."""
     desk = Desk(even_map(4), shard_rate_fraction=1.0, request_max_records=10)
-    desk.submit([(b"k", b"x" * 100, LOW)] * 90)
-    desk.sort()
+    desk.queue([(b"k", b"x" * 100, LOW)] * 90)
     assert desk.send_all()
     assert holding_of(desk) == ("in_flight", "")
-    assert desk.pipeline.holding(desk.now).held_by == "other"
+    assert desk.holding().held_by == "other"
 
 
 @pytest.mark.promise("shard-answer-ticket")
 def test_shards_are_silent_from_a_time_out_to_the_next_answer() -> None:
     desk = Desk(even_map(4), request_max_records=10)
-    desk.submit([(b"k", b"x", LOW)] * 5)
-    desk.sort()
+    desk.queue([(b"k", b"x", LOW)] * 5)
     assert desk.pipeline.silent_shards == 0
     desk.send().fail(TIMED_OUT)
     assert desk.pipeline.silent_shards == 1
@@ -913,9 +754,7 @@ def test_shards_are_silent_from_a_time_out_to_the_next_answer() -> None:
 def test_a_shard_for_which_no_row_is_left_is_not_silent() -> None:
     """Nothing asks it again, so it would be silent until its stream closes."""
     desk = Desk(even_map(4), request_max_records=10, record_ttl_seconds=5.0)
-    desk.submit([(b"k", b"x", LOW)] * 5)
-    desk.sort()
-    desk.send().fail(TIMED_OUT)
+    desk.put([(b"k", b"x", LOW)] * 5).fail(TIMED_OUT)
     assert desk.pipeline.silent_shards == 1
     desk.now += 60.0
     assert desk.try_send() is None
@@ -925,15 +764,13 @@ def test_a_shard_for_which_no_row_is_left_is_not_silent() -> None:
     lane.put_aside()
     assert desk.pipeline.silent_shards == 1, "a row waits for a request of its own"
     lane.take_up()
-    desk.submit([(b"k", b"x", LOW)] * 5)
-    desk.sort()
+    desk.queue([(b"k", b"x", LOW)] * 5)
     assert desk.pipeline.silent_shards == 1, "there is a row for it again, and it has not answered yet"
 
 
 def test_shards_that_all_hold_their_share_are_too_few() -> None:
     desk = Desk(even_map(4), request_max_records=10)
-    desk.submit([(b"k", b"x" * 100, b"%d" % shard.start) for shard in even_map(4).shards for _ in range(40)])
-    desk.sort()
+    desk.queue([(b"k", b"x" * 100, b"%d" % shard.start) for shard in even_map(4).shards for _ in range(40)])
     for sent in desk.send_all():
         sent.answer([SLOW_DOWN] * len(sent.entries))
     assert holding_of(desk) == ("shard_rate", "")
@@ -948,20 +785,17 @@ def test_shards_that_throttle_though_we_send_less_than_they_take_have_others_who
     monkeypatch.setattr(Pacer, "use", lambda *_: use)
     desk = Desk(even_map(4), request_max_records=10)
     shards = even_map(4).shards[: 1 if hot else 4]
-    desk.submit([(b"k", b"x" * 100, b"%d" % shard.start) for shard in shards for _ in range(40)])
-    desk.sort()
+    desk.queue([(b"k", b"x" * 100, b"%d" % shard.start) for shard in shards for _ in range(40)])
     for sent in desk.send_all():
         sent.answer([SLOW_DOWN] * len(sent.entries))
-    holding = desk.pipeline.holding(desk.now)
+    holding = desk.holding()
     assert (holding.cause, holding.throttled) == ("hot_shard" if hot else "shard_rate", throttled)
     assert holding.held_by == ("throttles" if throttled else "quota")
 
 
 def test_a_lane_that_waits_for_a_map_is_named_so() -> None:
     desk = Desk(even_map(1), aggregate=True, aggregate_max_bytes=200, request_max_records=1)
-    desk.submit([(b"k", b"x" * 50, LOW)] * 100)
-    desk.sort()
-    desk.send().stored("unknown")
+    desk.put([(b"k", b"x" * 50, LOW)] * 100).stored("unknown")
     assert holding_of(desk) == ("shard_map", "")
     assert [state.waits_for for state in desk.pipeline.shards(desk.now)] == ["shard map"]
 
@@ -975,11 +809,8 @@ def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkey
 
     monkeypatch.setattr(RetryPolicy, "delay", delay)
     desk = Desk(max_in_flight_requests=1)
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(UNSENT)
-    desk.submit(1)
-    desk.sort()
+    desk.put(1).fail(UNSENT)
+    desk.queue(1)
     desk.now += 2.0
     sent = desk.send()
     assert sorted(span.attempts for span in sent.request.spans) == [0, 1]
@@ -991,25 +822,18 @@ def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkey
 def test_a_refused_request_is_halved_by_its_entries_or_one_entry_by_its_rows(records: int, halves: list[int]) -> None:
     """Else the rows of one aggregate would be sent in two halves, and each half would hold what was refused."""
     desk = Desk(aggregate=True, aggregate_max_records=6, request_max_records=50)
-    desk.submit(records)
-    desk.sort()
-    desk.send().fail(INVALID)
+    desk.put(records).fail(INVALID)
     assert [again.request.records for again in desk.send_all()] == halves
 
 
 def test_a_request_that_was_not_encoded_is_halved_by_its_rows_and_costs_its_lane_no_pace() -> None:
     desk = Desk()
-    desk.submit(20)
-    desk.sort()
-    (lane,) = desk.pipeline.lanes
-    assert lane.pacer is not None
-    before = lane.pacer.allowance(desk.now)
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
-    assert lane.pacer.allowance(desk.now) != before
-    internal = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
-    desk.pipeline.complete(request, internal, desk.now)
-    assert lane.pacer.allowance(desk.now) == before
+    desk.queue(20)
+    before = desk.allowances()
+    request = desk.take_request()
+    assert desk.allowances() != before
+    desk.pipeline.complete(request, OUR_OWN_FAULT, desk.now)
+    assert desk.allowances() == before
     assert [again.request.records for again in desk.send_all()] == [10, 10]
 
 
@@ -1019,8 +843,7 @@ def test_a_request_that_was_not_encoded_is_halved_by_its_rows_and_costs_its_lane
 def paced(rows: int, size: int, taken: int) -> Desk:
     """One shard's lane that has sent this many rows of its first second's 250, or 256 KiB."""
     desk = Desk(shard_rate_fraction=1.0, request_max_records=taken)
-    desk.submit([(b"k", b"x" * size, None)] * rows)
-    desk.sort()
+    desk.queue([(b"k", b"x" * size, None)] * rows)
     assert len(desk.send().entries) == taken
     return desk
 
@@ -1033,23 +856,17 @@ def test_a_lane_that_may_send_and_is_held_back_by_its_pace_names_what_it_has_les
 
 def test_one_failed_request_is_the_cause_for_six_seconds() -> None:
     desk = Desk(max_in_flight_requests=1)
-    desk.submit(5)
-    desk.sort()
-    desk.send().fail(UNSENT)
+    desk.put(5).fail(UNSENT)
     for now, cause in ((100.0, "service"), (105.999, "service"), (106.0, "daemon")):
         assert desk.pipeline.holding(now) == Holding(cause)  # type: ignore[arg-type]
 
 
 def test_a_stream_that_is_refused_is_held_by_the_service_until_something_is_stored() -> None:
     desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().stored()
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSED)
-    assert desk.pipeline.health.state is HealthState.SUSPECT
-    hold_until = desk.pipeline.sender.in_flight.hold_until
+    desk.put(1).stored()
+    desk.put(1).fail(REFUSED)
+    assert desk.health is HealthState.SUSPECT
+    hold_until = desk.holds_until
     assert desk.now < hold_until < desk.now + 5.0
     for now in (desk.now, hold_until, hold_until + 100.0):
         assert desk.pipeline.holding(now) == Holding("service")
@@ -1057,20 +874,17 @@ def test_a_stream_that_is_refused_is_held_by_the_service_until_something_is_stor
     assert desk.pipeline.holding(hold_until - 0.001) == Holding("service"), "it still waits"
     assert desk.pipeline.holding(hold_until) == Holding("daemon")
     desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSED)
-    assert desk.pipeline.health.state is HealthState.BROKEN
+    desk.put(1).fail(REFUSED)
+    assert desk.health is HealthState.BROKEN
     assert desk.pipeline.holding(desk.now + 100.0) == Holding("service")
 
 
 def test_a_lane_waits_for_a_map_until_its_time_and_for_answers_after_it() -> None:
     desk = Desk(aggregate=True, request_max_records=1, aggregate_max_records=1)
-    desk.submit(10)
-    desk.sort()
+    desk.queue(10)
     assert len(desk.send_all()) == MAX_REQUESTS_PER_LANE
-    assert desk.pipeline.holding(desk.now) == Holding("in_flight")
-    (lane,) = desk.pipeline.lanes
+    assert desk.holding() == Holding("in_flight")
+    lane = desk.lane
     lane.await_map(desk.now + 1.0)
     assert desk.pipeline.holding(desk.now + 0.9) == Holding("shard_map")
     assert desk.pipeline.holding(desk.now + 1.0) == Holding("in_flight")
@@ -1078,11 +892,9 @@ def test_a_lane_waits_for_a_map_until_its_time_and_for_answers_after_it() -> Non
 
 def test_where_the_shards_are_unknown_throttles_show_that_they_are_too_few() -> None:
     desk = Desk(known=False)
-    desk.pipeline.shard_map_failed("AccessDeniedException", "no", desk.now)
-    desk.submit(10)
-    desk.sort()
-    desk.send().answer([SLOW_DOWN] * 10)
-    assert desk.pipeline.holding(desk.now) == Holding("shard_rate", throttled=True)
+    desk.map_failed("AccessDeniedException", "no")
+    desk.put(10).answer([SLOW_DOWN] * 10)
+    assert desk.holding() == Holding("shard_rate", throttled=True)
 
 
 @pytest.mark.parametrize(
@@ -1101,11 +913,10 @@ def test_a_shard_is_hot_from_half_as_much_again_as_its_share_while_the_others_ha
 ) -> None:
     desk = Desk(even_map(shards), request_max_records=10)
     starts = [b"%d" % shard.start for shard in even_map(shards).shards]
-    desk.submit([(b"k", b"x" * 99, start) for start, count in zip(starts, rows, strict=False) for _ in range(count)])
-    desk.sort()
+    desk.queue([(b"k", b"x" * 99, start) for start, count in zip(starts, rows, strict=False) for _ in range(count)])
     for sent in [desk.send() for _ in range(throttled)]:
         sent.answer([SLOW_DOWN] * len(sent.entries))
-    holding = desk.pipeline.holding(desk.now)
+    holding = desk.holding()
     assert holding._replace(by_records=False) == expected
 
 
@@ -1114,57 +925,43 @@ def test_a_shard_is_hot_from_half_as_much_again_as_its_share_while_the_others_ha
 
 def test_the_census_counts_each_row_where_it_is() -> None:
     desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5, request_max_records=1, max_in_flight_requests=3)
-    places = {
-        "filling": 0,
-        "sorting": 0,
-        "queued": 0,
-        "held back": 0,
-        "delayed": 0,
-        "alone": 0,
-        "in flight": 0,
-        "awaiting a map": 0,
-    }
-    assert desk.pipeline.census() == places
-    assert repr(desk.pipeline) == "<Pipeline, unproven: no rows>"
-    desk.submit(25)
-    desk.sort()
-    assert desk.pipeline.census() == places | {"queued": 25}
+
+    def places() -> dict[str, int]:
+        return {place: rows for place, rows in desk.pipeline.census().items() if rows}
+
+    assert places() == {}
+    desk.queue(25)
+    assert places() == {"queued": 25}
     first, second, third = desk.send_all()
-    assert desk.pipeline.census() == places | {"queued": 10, "in flight": 15}
+    assert places() == {"queued": 10, "in flight": 15}
     first.fail(UNSENT)
     second.fail(INVALID)
     third.stored("unknown")
-    assert desk.pipeline.census() == places | {"queued": 10, "delayed": 5, "alone": 5, "awaiting a map": 5}
+    outside = {"queued": 10, "delayed": 5, "alone": 5, "awaiting a map": 5}
+    assert places() == outside
     desk.submit(2)
     desk.pipeline.flush("caller")
     desk.job()
     desk.submit(1)
-    assert desk.pipeline.census() == {
-        "filling": 1,
-        "sorting": 2,
-        "queued": 10,
-        "held back": 0,
-        "delayed": 5,
-        "alone": 5,
-        "in flight": 0,
-        "awaiting a map": 5,
-    }
+    assert places() == {"filling": 1, "sorting": 2} | outside
     assert desk.pipeline.queued_records == 28
+    ordered = Desk(per_key=True)
+    ordered.put([(b"k", b"bad", None)]).fail(BARE)
+    ordered.queue([(b"k", b"behind", None)])
+    assert {place for place, rows in ordered.pipeline.census().items() if rows} == {"delayed", "held back"}
 
 
 def test_a_lane_counts_its_rows_that_wait_outside_of_it() -> None:
     desk = Desk(aggregate=True)
-    desk.submit(4)
-    desk.sort()
-    (lane,) = desk.pipeline.lanes
-    desk.send().fail(INVALID)
-    assert repr(lane) == "<Lane of shard-0: 0 rows in 0 spans, 0 requests in flight, 2 set aside>"
+    desk.put(4).fail(INVALID)
+    lane, set_aside = desk.lane, []
+    set_aside.append(lane.set_aside)
     desk.send().stored("unknown")
-    assert repr(lane) == "<Lane of shard-0: 0 rows in 0 spans, 0 requests in flight, 2 set aside>"
+    set_aside.append(lane.set_aside)
     desk.send().stored()
-    assert repr(lane) == "<Lane of shard-0: 0 rows in 0 spans, 0 requests in flight, 1 set aside>"
-    desk.pipeline.set_shard_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]), desk.now)
-    assert lane.set_aside == 0
+    set_aside.append(lane.set_aside)
+    desk.set_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]))
+    assert [*set_aside, lane.set_aside] == [2, 2, 1, 0]
     assert desk.pipeline.queued_records == 0
 
 
@@ -1174,15 +971,13 @@ def test_a_lane_counts_its_rows_that_wait_outside_of_it() -> None:
 @pytest.mark.parametrize("rules", [{}, {"aggregate": True, "aggregate_max_bytes": 200}])
 def test_a_lane_pays_for_the_entries_and_bytes_that_were_sent_of_it(rules: dict[str, Any]) -> None:
     desk = Desk(even_map(2), **rules)
-    desk.submit([(b"key", b"x" * (20 + i), LOW if i % 3 else HIGH) for i in range(40)])
-    desk.sort()
-    lanes = list(desk.pipeline.lanes)
-    assert [lane.shard.shard_id for lane in lanes] == ["shard-0", "shard-1"]
-    pacers = [lane.pacer for lane in lanes if lane.pacer is not None]
-    before = [pacer.allowance(desk.now) for pacer in pacers]
+    desk.queue([(b"key", b"x" * (20 + i), LOW if i % 3 else HIGH) for i in range(40)])
+    before = desk.allowances()
     sent = desk.send()
-    after = [pacer.allowance(desk.now) for pacer in pacers]
-    spent = [(b.records - a.records, b.bytes - a.bytes) for b, a in zip(before, after, strict=True)]
+    spent = [
+        (left.records - now_left.records, left.bytes - now_left.bytes)
+        for left, now_left in zip(before, desk.allowances(), strict=True)
+    ]
     assert spent == sent.encoded.of_lanes(2)
     assert len(sent.entries) == sum(entries for entries, _ in spent)
 
@@ -1190,13 +985,12 @@ def test_a_lane_pays_for_the_entries_and_bytes_that_were_sent_of_it(rules: dict[
 def test_rows_of_a_request_that_is_refused_cost_as_many_entries_as_they_make_plain() -> None:
     """Where no list of the shards came, rows go plain though the stream aggregates."""
     desk = Desk(known=False, aggregate=True)
-    desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+    desk.map_failed("LimitExceededException", "slow down")
     desk.submit(20)
     desk.now += 11.0
     desk.sort()
     desk.send().fail(INVALID)
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    request = desk.take_request()
     assert [paid for paid, _ in request.paid.values()] == [10]
     assert request.aggregate_bytes == (0,)
 
@@ -1212,17 +1006,13 @@ def test_each_lane_learns_how_many_of_its_entries_were_stored_and_throttled(monk
 
     monkeypatch.setattr(Lane, "pace", pace)
     desk = Desk(even_map(2))
-    desk.submit([(b"k", b"%d" % i, LOW if i < 4 else HIGH) for i in range(7)])
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put([(b"k", b"%d" % i, LOW if i < 4 else HIGH) for i in range(7)])
     desk.now += 0.5
     high = GOOD | {"ShardId": "shard-1"}
     sent.answer([GOOD, BROKEN, GOOD, SLOW_DOWN, SLOW_DOWN, high, SLOW_DOWN])
     assert told == [("shard-0", 2, 1, 100.0, 100.5), ("shard-1", 1, 2, 100.0, 100.5)]
     told.clear()
-    desk.submit([(b"k", b"%d" % i, LOW if i < 4 else HIGH) for i in range(6)])
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put([(b"k", b"%d" % i, LOW if i < 4 else HIGH) for i in range(6)])
     sent.stored_as_predicted()
     assert told == [("shard-0", 5, 0, 100.5, 100.5), ("shard-1", 4, 0, 100.5, 100.5)]
     assert desk.pipeline.queued_records == 1, "which waits out a delay"
@@ -1230,10 +1020,8 @@ def test_each_lane_learns_how_many_of_its_entries_were_stored_and_throttled(monk
 
 def test_requests_and_failed_sends_are_counted_by_how_they_ended() -> None:
     desk = Desk()
-    stats = desk.pipeline.stats
-    desk.submit(6)
-    desk.sort()
-    desk.send().answer([GOOD, SLOW_DOWN, SLOW_DOWN, BROKEN, GOOD, GOOD])
+    stats = desk.stats
+    desk.put(6).answer([GOOD, SLOW_DOWN, SLOW_DOWN, BROKEN, GOOD, GOOD])
     assert stats.put_requests == {"partial": 1}
     assert stats.record_errors == {Code.THROTTLED: 2, Code.SERVICE_FAULT: 1}
     assert (stats.throttled_records, stats.delivered_records, stats.retried_records) == (2, 3, 3)
@@ -1251,8 +1039,7 @@ def test_requests_and_failed_sends_are_counted_by_how_they_ended() -> None:
 def test_an_answer_that_stores_or_throttles_rows_ends_what_spoke_against_them() -> None:
     """Time-outs, faults and answers with a wrong number of results count in a row."""
     desk = Desk()
-    desk.submit(5)
-    desk.sort()
+    desk.queue(5)
     counts = []
 
     def again() -> Sent:
@@ -1286,19 +1073,17 @@ def test_an_answer_that_stores_or_throttles_rows_ends_what_spoke_against_them() 
 
 def test_an_entry_that_is_refused_for_good_breaks_a_stream_that_never_worked() -> None:
     desk = Desk()
-    frame = desk.submit(2)
-    desk.sort()
+    frame = desk.queue(2)
     desk.send().answer([{"ErrorCode": "KMSDisabledException", "ErrorMessage": "the key is disabled"}] * 2)
-    assert desk.pipeline.health.state is HealthState.BROKEN
-    assert desk.pipeline.stats.last_error == "KMS: the key is disabled"
+    assert desk.health is HealthState.BROKEN
+    assert desk.stats.last_error == "KMS: the key is disabled"
     assert ends_of(frame) == dict.fromkeys((0, 1), (Outcome.NOT_STORED, Code.KMS, False))
 
 
 def test_eight_rows_that_kinesis_refuses_in_a_row_without_a_word_about_a_record_make_the_stream_doubtful() -> None:
     """Neither a judged row nor a row that is refused once more is evidence against the stream."""
     desk = Desk(request_max_records=1)
-    desk.submit(40)
-    desk.sort()
+    desk.queue(40)
     for failure, count in ((ODD, 7), (None, 1), (ODD, 7), (INVALID, 12)):
         for _ in range(count):
             sent = desk.send()
@@ -1306,56 +1091,49 @@ def test_eight_rows_that_kinesis_refuses_in_a_row_without_a_word_about_a_record_
                 sent.stored()
             else:
                 sent.fail(failure)
-        assert desk.pipeline.health.state in (HealthState.UNPROVEN, HealthState.WORKING)
+        assert desk.health in (HealthState.UNPROVEN, HealthState.WORKING)
     desk.send().fail(ODD)
-    assert desk.pipeline.health.state is HealthState.SUSPECT
-    assert desk.pipeline.stats.last_error == f"REQUEST_REFUSED: {ODD.message} (request id d3f1)"
+    assert desk.health is HealthState.SUSPECT
+    assert desk.stats.last_error == f"REQUEST_REFUSED: {ODD.message} (request id d3f1)"
 
 
 def test_failures_of_our_own_do_not_make_the_stream_doubtful_or_a_record_too_large() -> None:
     desk = Desk(request_max_records=1)
-    frame = desk.submit(10)
-    desk.sort()
+    frame = desk.queue(10)
     for _ in range(10):
         desk.send().fail(RequestFailed(Code.INTERNAL, "maximum record size", maybe_stored=False))
-    assert desk.pipeline.health.state is HealthState.UNPROVEN
+    assert desk.health is HealthState.UNPROVEN
     assert set(ends_of(frame).values()) == {(Outcome.NOT_STORED, Code.INTERNAL, False)}
 
 
 def test_a_stream_that_breaks_after_it_was_suspected_waits_for_its_probes_and_not_for_a_hold() -> None:
     desk = Desk(request_max_records=1, permanent_error_grace_seconds=0.0)
-    desk.submit(3)
-    desk.sort()
-    desk.send().stored()
+    desk.put(3).stored()
     first, second = desk.send_all()
     refused = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False, request_id="r-2")
     first.fail(refused)
-    assert desk.pipeline.health.state.value == "suspect"
-    assert desk.pipeline.stats.last_error == "ACCESS_DENIED: not authorized (request id r-2)"
-    assert desk.pipeline.sender.in_flight.hold_until > desk.now
+    assert desk.health.value == "suspect"
+    assert desk.stats.last_error == "ACCESS_DENIED: not authorized (request id r-2)"
+    assert desk.holds_until > desk.now
     second.fail(refused)
-    assert desk.pipeline.health.state.value == "broken"
-    assert desk.pipeline.sender.in_flight.hold_until == 0.0
+    assert desk.health.value == "broken"
+    assert desk.holds_until == 0.0
     assert desk.pipeline.health.request_id == "r-2"
 
 
 @pytest.mark.parametrize("fails", ["its mate's request", "a reading of the shards"])
 def test_a_probe_of_a_broken_stream_does_not_end_because_something_else_fails_for_now(fails: str) -> None:
     desk = Desk()
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSED)
+    desk.put(1).fail(REFUSED)
     desk.finished()
-    first = desk.submit(1)
-    desk.sort()
+    first = desk.queue(1)
     sent = desk.send()
-    probe = desk.submit(1)
-    desk.sort()
+    probe = desk.queue(1)
     if fails == "its mate's request":
         sent.fail(LOST)
         assert first.finished
     else:
-        desk.pipeline.shard_map_failed("LimitExceededException", "slow down", desk.now)
+        desk.map_failed("LimitExceededException", "slow down")
         assert not first.finished
     assert not probe.finished
     for other in desk.send_all():
@@ -1366,8 +1144,7 @@ def test_a_probe_of_a_broken_stream_does_not_end_because_something_else_fails_fo
 def test_rows_of_large_and_small_records_that_go_alone_wait_for_room_for_the_largest() -> None:
     node = NodeInFlight(800_000, 100_000)
     desk = Desk(even_map(2), in_flight=node)
-    frame = desk.submit([*[(b"k", b"small", LOW)] * 3, (b"k", b"x" * 150_000, HIGH)])
-    desk.sort()
+    frame = desk.queue([*[(b"k", b"small", LOW)] * 3, (b"k", b"x" * 150_000, HIGH)])
     sent = desk.send()
     assert sent.request.records == 4
     sent.fail(INVALID)
@@ -1376,7 +1153,7 @@ def test_rows_of_large_and_small_records_that_go_alone_wait_for_room_for_the_lar
     node.take("another", 900_000)
     assert desk.try_send() is None
     assert desk.pipeline.held_by_node
-    assert desk.pipeline.holding(desk.now) == Holding("in_flight")
+    assert desk.holding() == Holding("in_flight")
     node.release("another", 900_000)
     for more in desk.send_all():
         more.stored_as_predicted()
@@ -1388,14 +1165,13 @@ def test_rows_of_large_and_small_records_that_go_alone_wait_for_room_for_the_lar
 
 def test_rows_that_may_be_sent_now_are_no_time_to_wait_for() -> None:
     desk = Desk()
-    desk.submit(5)
-    desk.sort()
+    desk.queue(5)
     assert desk.pipeline.next_time() is None
     assert not desk.pipeline.press(desk.now), "a batch gains nothing while they wait"
     desk.send().fail(INVALID)
     desk.submit(1)
     assert not desk.pipeline.press(desk.now), "and while they wait for a request of their own"
-    desk.pipeline.sender.in_flight.hold_until = 101.0
+    desk.hold(101.0)
     desk.pipeline.flush("caller")
     assert desk.pipeline.take_job(desk.now) is not None
     assert desk.pipeline.next_time() == 101.0
@@ -1403,22 +1179,17 @@ def test_rows_that_may_be_sent_now_are_no_time_to_wait_for() -> None:
 
 def test_a_hold_hides_no_later_time_of_a_lane() -> None:
     desk = Desk()
-    desk.submit(5)
-    desk.sort()
-    desk.send().answer([SLOW_DOWN] * 5)
+    desk.put(5).answer([SLOW_DOWN] * 5)
     assert desk.try_send() is None
-    due = desk.pipeline.next_time()
-    assert due is not None
-    desk.pipeline.sender.in_flight.hold_until = due - 0.001
+    due = desk.due()
+    desk.hold(due - 0.001)
     assert desk.pipeline.next_time() == due
 
 
 def test_two_aggregates_that_await_a_map_are_each_sent_again_in_time() -> None:
     desk = Desk(even_map(2), aggregate=True)
     for hash_key in (LOW, HIGH):
-        desk.submit([(b"k", b"x", hash_key)] * 2)
-        desk.sort()
-        desk.send().stored("unknown")
+        desk.put([(b"k", b"x", hash_key)] * 2).stored("unknown")
         desk.now += 3.0
     for due, shard_id in ((110.0, "shard-0"), (113.0, "shard-1")):
         assert desk.pipeline.next_time() == due

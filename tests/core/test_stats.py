@@ -68,7 +68,7 @@ def test_the_bounds_of_a_histogram_rise_by_at_most_five_times(name: str) -> None
 def test_a_request_counts_once_with_its_kinesis_records_and_the_records_in_them() -> None:
     desk = Desk(aggregate=True, aggregate_max_bytes=200)
     frame = desk.submit(40)
-    stats = desk.pipeline.stats
+    stats = desk.stats
     assert (stats.ingest_records, stats.ingest_bytes) == (40, frame.charge_bytes)
     desk.sort()
     sent = desk.send()
@@ -86,25 +86,19 @@ def test_a_request_counts_once_with_its_kinesis_records_and_the_records_in_them(
 
 def test_without_aggregation_each_kinesis_record_has_one() -> None:
     desk = Desk()
-    desk.submit(40)
-    desk.sort()
-    desk.send().stored()
-    assert desk.pipeline.stats.user_records.counts[0] == 40
-    assert told(desk.pipeline.stats.user_records) == (40, 40)
+    desk.put(40).stored()
+    assert desk.stats.user_records.counts[0] == 40
+    assert told(desk.stats.user_records) == (40, 40)
 
 
 def test_a_request_without_an_answer_counts_like_others_and_one_that_was_not_made_does_not() -> None:
     desk = Desk()
-    desk.submit(3)
-    desk.sort()
-    desk.send().fail(RequestFailed(Code.UNREACHABLE, "reset", maybe_stored=True))
-    assert told(desk.pipeline.stats.request_records) == (1, 3)
-    desk.submit(3)
-    desk.sort()
-    request = desk.pipeline.take_request(desk.now)
-    assert request is not None
+    desk.put(3).fail(RequestFailed(Code.UNREACHABLE, "reset", maybe_stored=True))
+    assert told(desk.stats.request_records) == (1, 3)
+    desk.queue(3)
+    request = desk.take_request()
     desk.pipeline.complete(request, RequestFailed(Code.INTERNAL, "not encoded", maybe_stored=False), desk.now)
-    assert told(desk.pipeline.stats.request_records) == (1, 3)
+    assert told(desk.stats.request_records) == (1, 3)
 
 
 @pytest.mark.parametrize("aggregate", [False, True])
@@ -114,9 +108,7 @@ def test_records_count_as_delivered_with_their_bytes_and_age_once_they_are_store
     desk = Desk(**rules)
     first = desk.submit([(b"key", b"0123456789", None)] * 20)
     desk.now += 2.0
-    desk.submit([(b"another", b"0123456789", None)] * 10)
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put([(b"another", b"0123456789", None)] * 10)
     encoded = sent.request.encoded
     assert encoded is not None
     desk.now += 1.0
@@ -124,7 +116,7 @@ def test_records_count_as_delivered_with_their_bytes_and_age_once_they_are_store
     sent.answer([BROKEN, *[stored] * (encoded.entries - 1)])
     late = first.unsettled
     assert late
-    stats = desk.pipeline.stats
+    stats = desk.stats
     desk.now += 5.0
     for again in desk.send_all():
         again.stored_as_predicted()

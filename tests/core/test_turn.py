@@ -48,8 +48,7 @@ def full(desk: Desk) -> tuple[AdmissionGate, Caller, Frame]:
 @pytest.mark.law("Dispatcher")
 def test_a_request_is_taken_before_a_job() -> None:
     desk = Desk()
-    desk.submit(3)
-    desk.sort()
+    desk.queue(3)
     desk.submit(3)
     desk.pipeline.flush("caller")
     assert isinstance(take(desk.pipeline, desk.now), Request)
