@@ -101,6 +101,7 @@ class Desk:
         charge += len(checked.keys) + len(checked.data) + len(checked.hash_keys or b"")
         self.budget.take(len(rows), charge)
         frame = Frame(owner, self.ids, checked, charge, patient=patient, takes_good=takes_good)
+        frame.end_bad_rows()
         self.pipeline.submit(frame, self.now)
         return frame
 
@@ -129,8 +130,9 @@ class Desk:
         while (job := self.pipeline.take_job(self.now + 1)) is not None:
             self.sorted(job)
 
-    def send(self) -> Sent:
-        sent = self.try_send()
+    def send(self, *, one_entry: bool = False) -> Sent:
+        """Send the next request, or only its first entry."""
+        sent = Sent(self, self.take_request(), one_entry=True) if one_entry else self.try_send()
         assert sent is not None, "nothing to send"
         return sent
 

@@ -10,6 +10,7 @@ import pytest
 from producerd.core.encoding.entries import encode
 from producerd.core.lanes.lane import Lane
 from producerd.core.lanes.taken import Taken
+from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD, PROBE_SECONDS, SLOW_SECONDS, InFlight
@@ -29,25 +30,47 @@ def request_of(bytes_: int, lane: Lane | None = None) -> Request:
     return Request(taken, shard_map)
 
 
+def limits(max_in_flight_requests: int, request_max_bytes: int = 1_000) -> PipelineRules:
+    return make_rules(
+        request_max_bytes=request_max_bytes,
+        max_in_flight_bytes=10_000,
+        max_in_flight_requests=max_in_flight_requests,
+    )
+
+
+def send(in_flight: InFlight, request: Request, now: float) -> None:
+    in_flight.start(request)
+    request.sent(encode(ADDRESS, request.numbered, make_rules().entries), now, 60.0)
+    in_flight.sent(request)
+
+
+def fail(in_flight: InFlight, requests: int, now: float = 5.0) -> None:
+    """Let this many requests fail without having reached the service."""
+    for _ in range(requests):
+        unreachable = RequestFailed(Code.UNREACHABLE, "", maybe_stored=False)
+        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, now)
+
+
+def window_of(in_flight: InFlight, size: int) -> None:
+    """Let the window grow from one request to this size."""
+    in_flight.window.hold()
+    while in_flight.window.size < size:
+        in_flight.window.answered(0.02, 6.0)
+
+
 @pytest.mark.law("RetryPolicy")
 def test_what_nothing_waits_for_any_more_counts_against_the_limit_and_not_against_the_window() -> None:
-    rules = make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=10)
-    in_flight = InFlight(rules, RetryPolicy(Random(1)))
+    in_flight = InFlight(limits(10), RetryPolicy(Random(1)))
     for bytes_, sent_at in ((70, 0.0), (60, 5.0)):
-        request = request_of(bytes_)
-        in_flight.start(request)
-        request.sent(encode(ADDRESS, request.numbered, rules.entries), sent_at, 60.0)
-        in_flight.sent(request)
-    unreachable = RequestFailed(Code.UNREACHABLE, "", maybe_stored=False)
-    for _ in range(FAILURES_TO_HOLD):
-        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 5.0)
+        send(in_flight, request_of(bytes_), sent_at)
+    fail(in_flight, FAILURES_TO_HOLD)
     assert in_flight.bytes_left == in_flight.window.bytes - 70 - 60
     in_flight.look(PROBE_SECONDS)
     assert in_flight.bytes_left == in_flight.window.bytes - 60
     in_flight.look(5.0 + PROBE_SECONDS)
     assert in_flight.bytes_left == 10_000 - 70 - 60
     assert in_flight.has_room(for_one=True)
-    in_flight.set_rules(make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=2))
+    in_flight.set_rules(limits(2))
     assert not in_flight.has_room(for_one=True), "two requests are the limit whatever they hold back"
     in_flight.end(next(iter(in_flight)))
     in_flight.start(request_of(50))
@@ -56,12 +79,9 @@ def test_what_nothing_waits_for_any_more_counts_against_the_limit_and_not_agains
 
 
 def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_others_back_no_more() -> None:
-    rules = make_rules()
-    in_flight, requests = InFlight(rules, RetryPolicy(Random(1))), [request_of(70), request_of(60)]
+    in_flight, requests = InFlight(make_rules(), RetryPolicy(Random(1))), [request_of(70), request_of(60)]
     for request, sent_at in zip(requests, (0.0, 5.0), strict=True):
-        in_flight.start(request)
-        request.sent(encode(ADDRESS, request.numbered, rules.entries), sent_at, 60.0)
-        in_flight.sent(request)
+        send(in_flight, request, sent_at)
     in_flight.start(request_of(50))  # which is not encoded yet
     assert in_flight.next_time() == SLOW_SECONDS
     assert in_flight.look(SLOW_SECONDS) == list(requests[0].lanes)
@@ -69,8 +89,7 @@ def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_othe
     assert in_flight.next_time() == 5.0 + SLOW_SECONDS
     assert in_flight.look(5.0 + SLOW_SECONDS) == list(requests[1].lanes)
     assert in_flight.next_time() == inf
-    for _ in range(FAILURES_TO_HOLD):
-        in_flight.failed(request_of(1), RequestFailed(Code.UNREACHABLE, "", maybe_stored=False), Code.UNREACHABLE, 5.0)
+    fail(in_flight, FAILURES_TO_HOLD)
     assert in_flight.next_time() == PROBE_SECONDS
     assert in_flight.look(PROBE_SECONDS) == list(requests[0].lanes)
     assert in_flight.look(PROBE_SECONDS) == []
@@ -79,56 +98,52 @@ def test_it_is_looked_at_when_a_request_becomes_slow_and_once_when_it_holds_othe
 
 
 def test_there_is_room_for_one_more_request_within_each_limit_also_after_a_reload() -> None:
-    rules = make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=3)
-    in_flight = InFlight(rules, RetryPolicy(Random(1)))
-    in_flight.window._size = 2.0
+    in_flight = InFlight(limits(3), RetryPolicy(Random(1)))
+    window_of(in_flight, 2)
     assert in_flight.has_room(for_one=True)
     in_flight.start(request_of(70))
     assert not in_flight.has_room(for_one=True)
     assert in_flight.has_room(for_one=False)
     in_flight.start(request_of(70))
     assert not in_flight.has_room(for_one=False), "the window is full"
-    in_flight.window._size = 3.0
+    window_of(in_flight, 3)
     in_flight.start(large := request_of(8_860))
     assert not in_flight.has_room(for_one=False), "three requests are the limit"
-    in_flight.set_rules(make_rules(request_max_bytes=1_000, max_in_flight_bytes=10_000, max_in_flight_requests=9))
-    in_flight.window._size = 9.0
+    in_flight.set_rules(limits(9))
+    window_of(in_flight, 9)
     assert in_flight.has_room(for_one=False, row_bytes=1_000)
     assert not in_flight.has_room(for_one=False, row_bytes=1_001)
-    in_flight.set_rules(make_rules(request_max_bytes=1_001, max_in_flight_bytes=10_000, max_in_flight_requests=9))
+    in_flight.set_rules(limits(9, request_max_bytes=1_001))
     assert not in_flight.has_room(for_one=False), "a full request has no room"
     in_flight.end(large)
     assert in_flight.request_bytes == 1_001
 
 
 def test_a_request_is_slow_after_four_times_what_answers_need() -> None:
-    rules = make_rules()
-    in_flight, request = InFlight(rules, RetryPolicy(Random(1))), request_of(1)
+    in_flight, request = InFlight(make_rules(), RetryPolicy(Random(1))), request_of(1)
     in_flight.answered(request_of(1), 16.0)  # a sixteenth of it counts
     in_flight.answered(request_of(1), 1.0)
-    request.sent(encode(ADDRESS, request.numbered, rules.entries), 100.0, 60.0)
-    in_flight.sent(request)
+    send(in_flight, request, 100.0)
     assert in_flight.next_time() == 104.0
 
 
 def test_a_failure_counts_for_some_seconds_or_until_an_answer() -> None:
-    in_flight, unreachable = InFlight(make_rules(), RetryPolicy(Random(1))), RequestFailed(Code.UNREACHABLE, "", False)
+    in_flight = InFlight(make_rules(), RetryPolicy(Random(1)))
     assert not in_flight.fails(0.0)
     assert in_flight.may_send(0.0)
-    for _ in range(FAILURES_TO_HOLD - 1):
-        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 4.0)
+    fail(in_flight, FAILURES_TO_HOLD - 1, 4.0)
     assert not in_flight.nothing_passes
     in_flight.answered(request_of(1), 5.0)
     assert not in_flight.fails(5.0)
-    for _ in range(FAILURES_TO_HOLD - 1):
-        assert in_flight.may_send(5.0)
-        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 5.0)
+    fail(in_flight, FAILURES_TO_HOLD - 1)
+    assert in_flight.may_send(5.0)
     assert not in_flight.nothing_passes
-    assert in_flight.fails(5.0)
-    assert in_flight.fails(5.0 + PROBE_SECONDS - 0.001)
-    assert not in_flight.fails(5.0 + PROBE_SECONDS)
-    for _ in range(FAILURES_TO_HOLD):
-        in_flight.failed(request_of(1), unreachable, Code.UNREACHABLE, 5.0)
+    assert [in_flight.fails(5.0 + after) for after in (0.0, PROBE_SECONDS - 0.001, PROBE_SECONDS)] == [
+        True,
+        True,
+        False,
+    ]
+    fail(in_flight, FAILURES_TO_HOLD)
     assert in_flight.fails(1_000.0)
     assert in_flight.window.size == 1
     assert not in_flight.may_send(5.0)

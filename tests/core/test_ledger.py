@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from math import inf
 
 import pytest
 
-from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.job import SETTLED
 from producerd.errors import Code, Outcome
-from tests.core.stories import LOST, Desk, ends_of
-
-REFUSED_END = RowEnd(Outcome.NOT_STORED, Code.ACCESS_DENIED, "not authorized")
+from tests.core.stories import LOST, REFUSED, UNSENT, Desk, Sent, ends_of
 
 
 def test_a_frame_lets_go_of_the_buffers_it_came_in_once_its_rows_are_sorted_or_have_ended() -> None:
@@ -22,6 +19,15 @@ def test_a_frame_lets_go_of_the_buffers_it_came_in_once_its_rows_are_sorted_or_h
     kept = frame.rows
     desk.sort()
     assert (kept is None, frame.rows is None, gone.rows is None) == (False, True, True)
+
+
+def test_a_frame_that_is_finished_keeps_no_job() -> None:
+    desk = Desk()
+    frame = desk.queue(3)
+    states = weakref.ref(desk.lane.spans[0].job.state)
+    desk.send().stored()
+    assert desk.finished() == [frame]
+    assert states() is None
 
 
 @pytest.mark.parametrize("sortable", [True, False])
@@ -42,46 +48,39 @@ def test_a_frame_whose_caller_leaves_while_it_is_sorted_keeps_its_buffers_until_
     assert desk.is_empty()
 
 
-def test_rows_that_expire_in_a_request_are_due_no_more_and_may_still_be_stored() -> None:
-    desk = Desk(record_ttl_seconds=5.0)
-    frame = desk.queue(3)
-    sent = desk.send()
-    ledger = desk.pipeline.ledger
-    assert ledger.next_expiry() == 105.0
-    desk.now = 105.0
-    assert desk.try_send() is None
-    assert ledger.next_expiry() == inf
-    sent.stored()
-    assert (frame.result().stored, frame.result().codes) == (3, ())
-    assert desk.stats.failed_records == {}
+def test_of_rows_that_a_broken_stream_ends_those_that_may_be_stored_end_unknown() -> None:
+    desk = Desk(request_max_records=4)
+    frame = desk.queue(12, patient=True)
+    lost, other, refused = desk.send_all()
+    job = other.request.pieces[0].span.job
+    lost.fail(LOST)
+    refused.fail(REFUSED)
+    assert frame.unsettled == 4
+    other.fail(UNSENT)
+    unknown = dict.fromkeys(range(4), (Outcome.UNKNOWN, Code.ACCESS_DENIED, True))
+    assert ends_of(frame) == unknown | dict.fromkeys(range(4, 12), (Outcome.NOT_STORED, Code.ACCESS_DENIED, False))
+    assert job.count(0, 12, SETTLED) == 12
+    assert desk.stats.failed_records == {Code.ACCESS_DENIED: 12}
     assert desk.is_empty()
 
 
-def test_of_rows_that_expire_the_end_of_those_that_may_be_stored_is_unknown() -> None:
-    desk = Desk(record_ttl_seconds=5.0, request_max_records=5)
-    frame = desk.queue(10)
+@pytest.mark.parametrize("throttles", [False, True])
+def test_of_rows_that_end_in_their_request_those_that_may_be_stored_end_unknown(throttles: bool) -> None:
+    """Two jobs share the request, and only rows of the first may be stored."""
+    desk = Desk(fail_if_throttled=True, max_in_flight_requests=1)
+    first = desk.queue(2)
     desk.send().fail(LOST)
-    desk.now += 5.0
-    assert desk.try_send() is None
-    unknown = dict.fromkeys(range(5), (Outcome.UNKNOWN, Code.EXPIRED, True))
-    assert ends_of(frame) == unknown | dict.fromkeys(range(5, 10), (Outcome.NOT_STORED, Code.EXPIRED, False))
-    assert desk.stats.failed_records == {Code.EXPIRED: 10}
+    second = desk.queue(2)
+    desk.now += 6.0
+    sent = desk.send()
+    assert len(sent.entries) == 4
+    bad = "ProvisionedThroughputExceededException" if throttles else "KMSDisabledException"
+    sent.answer([{"ErrorCode": bad, "ErrorMessage": "m"}] * 4)
+    code = Code.THROTTLED if throttles else Code.KMS
+    assert ends_of(first) == dict.fromkeys(range(2), (Outcome.UNKNOWN, code, True))
+    assert ends_of(second) == dict.fromkeys(range(2), (Outcome.NOT_STORED, code, False))
+    assert desk.stats.failed_records == {code: 4}
     assert desk.is_empty()
-
-
-@pytest.mark.parametrize("cause", ["timeout", "connection", "reshard"])
-def test_of_rows_refused_in_a_request_the_end_of_those_that_may_be_stored_is_unknown(cause: str) -> None:
-    desk = Desk()
-    frame = desk.queue(4)
-    (span,) = desk.send().request.spans
-    ledger = desk.pipeline.ledger
-    ledger.mark_maybe_stored(span.cut(1)[:1], cause)
-    ledger.end(span, REFUSED_END)
-    assert span.job.count(span.first, span.last, SETTLED) == 4
-    not_stored = dict.fromkeys(range(1, 4), (Outcome.NOT_STORED, Code.ACCESS_DENIED, False))
-    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.ACCESS_DENIED, True)} | not_stored
-    assert ledger.stats.failed_records == {Code.ACCESS_DENIED: 4}
-    assert (desk.budget.used_records, desk.budget.used_bytes) == (0, 0)
 
 
 def test_copies_and_retries_are_counted_for_the_frames_whose_rows_they_are() -> None:
@@ -95,14 +94,10 @@ def test_copies_and_retries_are_counted_for_the_frames_whose_rows_they_are() -> 
     desk.now += 6.0
     desk.send().stored()
     results = [frame.result() for frame in frames]
-    assert [(each.stored, each.retries, each.possible_duplicates) for each in results] == [
-        (4, 0, 0),
-        (4, 4, 4),
-        (4, 0, 0),
-    ]
-    stats = desk.stats
-    assert stats.possible_duplicate_records == Counter(connection=4)
-    assert stats.retried_records == 4
+    copies = [(each.stored, each.retries, each.possible_duplicates) for each in results]
+    assert copies == [(4, 0, 0), (4, 4, 4), (4, 0, 0)]
+    assert desk.stats.possible_duplicate_records == Counter(connection=4)
+    assert desk.stats.retried_records == 4
     assert desk.is_empty()
 
 
@@ -120,17 +115,25 @@ def test_rows_wait_while_they_are_in_no_request_and_have_not_ended() -> None:
     assert waiting == [5, 5, 3, 3]
 
 
-def test_rows_that_left_a_request_end_as_their_stream_does_unless_their_frame_outlasts_that() -> None:
+def test_each_owner_of_rows_prints_where_they_are() -> None:
+    """A failed test or a debugger shows the state of the objects."""
     desk = Desk()
-    fresh, patient = desk.submit(2), desk.submit(2, "resumed", patient=True)
+    assert repr(desk.pipeline) == "<Pipeline, unproven: no rows>"
+    frame = desk.submit(5)
+    assert repr(desk.pipeline) == "<Pipeline, unproven: 5 filling>"
+    assert repr(frame) == "<Frame 1: 5 of 5 rows unsettled>"
     desk.sort()
-    ledger = desk.pipeline.ledger
-    spans = [span for lane in desk.pipeline.lanes for span in lane.spans]
-    ledger.left_request(spans, None)
-    ended = [(fresh.finished, patient.finished)]
-    for end in (REFUSED_END._replace(code=Code.UNREACHABLE), REFUSED_END):
-        ledger.left_request(spans, end)
-        ended.append((fresh.finished, patient.finished))
-    assert ended == [(False, False), (True, False), (True, True)]
-    assert ledger.stats.failed_records == {Code.UNREACHABLE: 2, Code.ACCESS_DENIED: 2}
-    assert desk.is_empty()
+    lane = desk.lane
+    assert repr(lane) == "<Lane of shard-0: 5 rows in 1 spans, 0 requests in flight, 0 set aside>"
+    job = lane.spans[0].job
+    assert repr(job) == "<Job of 1 frames: 5 rows queued, 0 in requests, 0 settled, 1 of 1 buffers>"
+    request = desk.take_request()
+    assert repr(request) == "<Request of 5 rows, 235 bytes, 1 lanes, to be encoded>"
+    sent = Sent(desk, request)
+    assert repr(sent.request) == "<Request of 5 rows, 235 bytes, 1 lanes, sent at 100.000>"
+    assert repr(desk.pipeline) == "<Pipeline, unproven: 5 in flight>"
+    sent.throttle({0, 1})
+    assert repr(desk.pipeline) == "<Pipeline, working: 2 queued>"
+    assert repr(frame) == "<Frame 1: 2 of 5 rows unsettled, 3 stored>"
+    assert repr(job) == "<Job of 1 frames: 2 rows queued, 0 in requests, 3 settled, 1 of 1 buffers>"
+    assert repr(lane.spans[0].buffer).startswith("<SpanBuffer from 0: 2 rows, ")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import count
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from producerd.core.encoding.entries import encode
 from producerd.core.kpl.aggregation import parse
+from producerd.core.lanes.lane import Lane
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
+from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import Fault
-from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
-from tests.core.rows import Row, even_map, rows_of
+from tests.core.rows import Row, even_map
 from tests.core.stories import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
 from tests.simulation.rows import Row as SentRow
-from tests.simulation.setting import ADDRESS, make_rules
+from tests.simulation.setting import make_rules
 from tests.simulation.world import Simulation
 
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
@@ -54,6 +57,13 @@ def until_finished(frame: Frame) -> Iterator[None]:
             return
         yield
     pytest.fail("rows were lost")
+
+
+def entries_of(sent: Sent) -> list[tuple[Lane, list[bytes]]]:
+    """Each entry's lane, and the rows in it."""
+    lanes = [sent.request.lanes[lane] for lane in sent.encoded.lanes.tolist()]
+    inside = [[user.data for user in parse(data) or []] or [data] for data in sent.data]
+    return list(zip(lanes, inside, strict=True))
 
 
 def go_on(desk: Desk, seconds: float = 6.0) -> None:
@@ -126,18 +136,20 @@ def test_after_a_partial_failure_each_key_goes_on_where_it_was(failure: dict[str
     assert frame.tallies[Outcome.STORED] == 5
 
 
-def test_after_a_failure_that_passes_rows_wait_in_front_of_their_lane_and_nothing_overtakes_them() -> None:
+@pytest.mark.parametrize("failure", [LOST, UNSENT])
+def test_after_a_failure_that_passes_rows_wait_in_front_of_their_lane_and_nothing_overtakes_them(
+    failure: RequestFailed,
+) -> None:
     """Without an order they would wait next to the lane, and later rows would overtake them."""
-    for failure in (LOST, UNSENT):
-        desk = ordered()
-        desk.put(rows_named("a1 b1 a2")).fail(failure)
-        assert desk.try_send() is None
-        due = desk.due()
-        assert desk.now + 0.01 <= due <= desk.now + 5
-        desk.queue(rows_named("c1"))
-        assert desk.try_send() is None
-        desk.now = due
-        assert names(desk.send()) == "a1 b1 c1"
+    desk = ordered()
+    desk.put(rows_named("a1 b1 a2")).fail(failure)
+    assert desk.try_send() is None
+    due = desk.due()
+    assert desk.now + 0.01 <= due <= desk.now + 5
+    desk.queue(rows_named("c1"))
+    assert desk.try_send() is None
+    desk.now = due
+    assert names(desk.send()) == "a1 b1 c1"
 
 
 def test_halving_keeps_the_order_and_finds_the_one_bad_row() -> None:
@@ -316,10 +328,7 @@ def test_children_of_a_shard_with_nothing_on_its_way_do_not_wait() -> None:
 def test_a_shard_beside_those_that_split_does_not_wait() -> None:
     desk = ordered(even_map(2))
     desk.queue([(b"a", b"1", LOW), (b"a", b"2", LOW), (b"b", b"1", HIGH), (b"b", b"2", HIGH)])
-    request = desk.take_request()
-    one_entry = make_rules(request_max_records=1).entries
-    encoded = encode(ADDRESS, request.numbered, one_entry)
-    desk.pipeline.encoded(request, encoded, desk.now)  # only the low shard's row is on its way
+    desk.send(one_entry=True)  # only the low shard's row is on its way
     low, high = even_map(2).shards
     middle = 2**126
     desk.set_map(ShardMap([Shard("c", 0, middle - 1), Shard("d", middle, low.end), high]))
@@ -347,10 +356,8 @@ def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_se
     request = desk.take_request()
     low, high = even_map(2).shards
     middle = high.start + 2**126
-    children = [Shard("c", high.start, middle - 1), Shard("d", middle, high.end)]
-    desk.set_map(ShardMap([low, *children]))
-    one_entry = make_rules(request_max_records=1).entries
-    desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, one_entry), desk.now)
+    desk.set_map(ShardMap([low, Shard("c", high.start, middle - 1), Shard("d", middle, high.end)]))
+    Sent(desk, request, one_entry=True)
     assert desk.send().data == [b"high"], "only the low shard's row is on its way"
 
 
@@ -367,90 +374,80 @@ def test_children_wait_for_an_aggregate_of_their_parent_that_awaits_a_map() -> N
 
 
 @pytest.mark.law("Lane")
-@pytest.mark.parametrize("seed", range(60))
-def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and_one_at_a_time(seed: int) -> None:
-    random = Random(seed)
-    aggregate = bool(seed % 2)
+@settings(max_examples=20)
+@given(st.randoms(use_true_random=True), st.booleans(), st.booleans(), st.sampled_from([3, 500]))
+def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and_one_at_a_time(
+    random: Random, aggregate: bool, explicit: bool, request_max_records: int
+) -> None:
     maps = [even_map(1), HALVES, MERGED, even_map(4)]
-    desk = ordered(maps[0], aggregate=aggregate, aggregate_max_bytes=300, request_max_records=random.choice([3, 500]))
-    hash_keys = [LOW, b"1", b"2"] if seed % 4 > 1 else [None]
-    rows: list[Row] = [(b"%d" % random.randrange(12), b"%04d" % i, random.choice(hash_keys)) for i in range(300)]
-    expected: dict[bytes, list[int]] = defaultdict(list)
-    for key, data, _ in rows:
-        expected[key or b""].append(int(data or b""))
-    key_of = {int(data or b""): key or b"" for key, data, _ in rows}
+    desk = ordered(maps[0], aggregate=aggregate, aggregate_max_bytes=300, request_max_records=request_max_records)
+    hash_keys = [LOW, b"1", b"2"] if explicit else [None]
+    keys = [b"%d" % random.randrange(12) for _ in range(200)]
+    rows: list[Row] = [(key, b"%04d" % i, random.choice(hash_keys)) for i, key in enumerate(keys)]
     first: dict[int, None] = {}  # an aggregate that another shard than predicted stored is sent again
-    frames: list[Frame] = []
-    under_way: list[Sent] = []
-    while rows or under_way or not all(frame.finished for frame in frames):
+    under_way: list[tuple[Sent, list[tuple[Lane, list[bytes]]]]] = []
+    while rows or under_way or desk.pipeline.queued_records:
         assert desk.now < 10_000, "stuck"
         if rows and random.random() < 0.5:
-            part, rows = rows[:60], rows[60:]
-            frames.append(desk.submit(part))
-            desk.sort()
+            desk.queue(rows[:60])
+            rows = rows[60:]
         if random.random() < 0.1:
             desk.set_map(random.choice(maps))
-        under_way += desk.send_all()
-        shards_of: Counter[Shard] = Counter()
-        aggregates_of: Counter[Shard] = Counter()
-        for sent in under_way:
-            for data, lane in zip(sent.data, sent.encoded.lanes.tolist(), strict=True):
-                shard = sent.request.lanes[lane].shard
-                shards_of[shard] += 1
-                aggregates_of[shard] += parse(data) is not None
-        assert all(shards_of[shard] == 1 for shard, found in aggregates_of.items() if found), "an aggregate goes alone"
-        alone = [user for sent in under_way for data in sent.data if parse(data) is None for user in [data]]
-        assert max(Counter(key_of[int(user)] for user in alone).values(), default=0) <= 1
+        under_way += [(sent, entries_of(sent)) for sent in desk.send_all()]
+        entries = [(lane.shard, inside) for _, in_request in under_way for lane, inside in in_request]
+        for shard, sent_to in Counter(shard for shard, _ in entries).items():
+            plain = all(len(inside) == 1 for of, inside in entries if of == shard)
+            assert sent_to == 1 or plain, "an aggregate goes alone"
+        in_flight = Counter(keys[int(inside[0])] for _, inside in entries if len(inside) == 1)
+        assert max(in_flight.values(), default=0) <= 1
         random.shuffle(under_way)
-        for sent in [under_way.pop() for _ in range(random.randint(0, len(under_way)))]:
+        for sent, in_request in [under_way.pop() for _ in range(random.randint(0, len(under_way)))]:
             if random.random() < 0.3:
                 sent.fail(random.choice([LOST, UNSENT, UNSENT]))
                 continue
-            good = [random.random() < 0.7 for _ in sent.entries]
-            table, where = sent.request.lanes, sent.encoded.lanes.tolist()
-            results = [
-                {"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id}
-                if ok
-                else random.choice([SLOW_DOWN, BROKEN])
-                for ok, lane in zip(good, where, strict=True)
-            ]
-            for data, ok in zip(sent.data, good, strict=True):
-                inside = parse(data)
-                for user in [one.data for one in inside] if inside is not None else [data]:
-                    if ok:
-                        first.setdefault(int(user))
+            results = []
+            for lane, inside in in_request:
+                if random.random() < 0.7:
+                    results.append({"SequenceNumber": "1", "ShardId": lane.shard.shard_id})
+                    for row in inside:
+                        first.setdefault(int(row))
+                else:
+                    results.append(random.choice([SLOW_DOWN, BROKEN]))
             sent.answer(results)
         desk.now += random.choice([0.0, 0.5, 3.0])
-    delivered: dict[bytes, list[int]] = defaultdict(list)
-    for number in first:
-        delivered[key_of[number]].append(number)
+    delivered, expected = ({key: [n for n in order if keys[n] == key] for key in keys} for order in (first, range(200)))
     assert delivered == expected
+    desk.finished()
     assert desk.is_empty()
 
 
 @pytest.mark.promise("consumer-reads-key-order")
 @pytest.mark.law("Lane")
-@pytest.mark.parametrize("seed", range(24))
-def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(seed: int) -> None:
+@settings(max_examples=10)
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from([5, 500]))
+def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(
+    seed: int, aggregate: bool, explicit: bool, request_max_records: int
+) -> None:
     """A row may be there twice; what counts is where it is first.  (The simulation looks at what is in flight.)"""
     random = Random(seed)
     rules = make_rules(
-        per_key=True, aggregate=bool(seed % 2), aggregate_max_bytes=500, request_max_records=random.choice([5, 500])
+        per_key=True, aggregate=aggregate, aggregate_max_bytes=500, request_max_records=request_max_records
     )
     sim = Simulation(seed, rules=rules, shards=random.choice([1, 4]), workers=2)
     sim.kinesis.latency_seconds = (0.001, 0.2)
     faults = [Fault("throttle", fraction=0.2), Fault("fail", fraction=0.2), Fault("error", fraction=0.1)]
     faults += [Fault("reset", fraction=0.1), Fault("lost", fraction=0.1)]
     sim.kinesis.standing += random.sample(faults, 2)
-    hash_keys = [LOW, b"1", b"2"] if seed % 4 > 1 else [None]
+    hash_keys = [LOW, b"1", b"2"] if explicit else [None]
     session = sim.session()
-    number = 0
+    numbers = count(1)
     for _ in range(8):
-        rows = []
-        for _ in range(random.randint(1, 60)):
-            number += 1
-            rows.append(SentRow.plain(b"%d" % random.randrange(15), b"%06d" % number, random.choice(hash_keys)))
-        session.send(rows)
+        session.send(
+            [
+                SentRow.plain(b"%d" % random.randrange(15), b"%06d" % next(numbers), random.choice(hash_keys))
+                for _ in range(random.randint(1, 60))
+            ]
+        )
         if random.random() < 0.3:
             shards = sim.stream.open_shards
             if len(shards) > 1 and random.random() < 0.5:
@@ -459,12 +456,12 @@ def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(see
                 sim.stream.split_shard(random.choice(shards).shard_id, now=sim.now)
         sim.run(random.uniform(0, 0.5))
     sim.run_until_idle(3_600)
-    assert sim.outcomes()[Outcome.STORED] == number
+    assert sim.outcomes()[Outcome.STORED] == next(numbers) - 1
     read: dict[str, dict[int, None]] = defaultdict(dict)
     for record in sim.stream.read().records:
         read[record.partition_key].setdefault(int(record.data))
-    for key, numbers in read.items():
-        assert list(numbers) == sorted(numbers), f"key {key}"
+    for key, found in read.items():
+        assert list(found) == sorted(found), f"key {key}"
 
 
 # ---- PREDECESSOR_FAILED
@@ -537,22 +534,19 @@ def test_rows_before_the_one_that_failed_are_still_sent() -> None:
 
 
 @pytest.mark.law("Row")
-def test_rows_that_are_on_their_way_already_end_as_they_are_answered() -> None:
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_rows_that_are_on_their_way_already_end_as_they_are_answered(is_stored: bool) -> None:
     desk = ordered(even_map(2), request_max_records=1)
-    frame = desk.submit([(b"a", b"bad", LOW), (b"b", b"stored", HIGH)])
-    later = desk.queue([(b"c", b"lost", b"1"), (b"d", b"waits", b"2")])
-    bad, stored = desk.send_all()
+    frame = desk.submit([(b"a", b"bad", LOW), (b"b", b"sent", HIGH)])
+    later = desk.queue([(b"c", b"waits", b"1"), (b"d", b"waits", b"2")])
+    bad, sent = desk.send_all()
     bad.fail(INVALID)
     assert not frame.finished
-    stored.stored_as_predicted()
-    assert frame.result().stored == 1
+    sent.stored_as_predicted() if is_stored else sent.fail(LOST)
+    assert frame.result().stored == is_stored
+    maybe_stored = {1: (Outcome.UNKNOWN, Code.PREDECESSOR_FAILED, True)}
+    assert ends_of(frame) == {0: (Outcome.NOT_STORED, Code.RECORD_INVALID, False)} | ({} if is_stored else maybe_stored)
     assert set(ends_of(later).values()) == {PREDECESSOR}
-    desk = ordered(even_map(2), request_max_records=1)
-    frame = desk.queue([(b"a", b"bad", LOW), (b"b", b"lost", HIGH)])
-    bad, lost = desk.send_all()
-    bad.fail(INVALID)
-    lost.fail(LOST)
-    assert ends_of(frame)[1] == (Outcome.UNKNOWN, Code.PREDECESSOR_FAILED, True), "it may be in the stream"
     assert desk.is_empty()
 
 
@@ -668,34 +662,22 @@ def test_rows_that_were_given_back_are_no_failure() -> None:
 @pytest.mark.law("Row")
 def test_the_bad_rows_of_a_frame_whose_good_ones_are_taken_are_no_failure() -> None:
     desk = ordered()
-    checked = rows_of([(b"a", None, None), (b"a", b"good", None)])
-    charge = FRAME_CHARGE_BYTES + 2 * RECORD_CHARGE_BYTES + 6
-    desk.budget.take(2, charge)
-    frame = Frame("caller", 1, checked, charge, takes_good=True)
-    frame.end_bad_rows()
-    desk.ids = 1
-    desk.pipeline.submit(frame, desk.now)
+    frame = desk.submit([(b"a", None, None), (b"a", b"good", None)], takes_good=True)
     later = desk.queue(rows_named("a2"))
-    desk.send().stored()
-    desk.send().stored()
-    assert later.result().stored == 1
-    assert frame.result().stored == 1
+    desk.store_all()
+    assert (frame.result().stored, later.result().stored) == (1, 1)
     assert desk.is_empty()
 
 
 @pytest.mark.parametrize("leave", ["discard", "disown"])
 def test_nothing_is_kept_of_a_session_that_failed_and_left(leave: str) -> None:
     desk = ordered(request_max_records=1)
-    for number in range(20):
-        owner = f"session {number}"
-        desk.queue(rows_named("a1 b1"), owner=owner)
-        fail_row(desk, b"a1")
-        getattr(desk.pipeline, leave)(owner)
-        assert desk.finished() == []
-        desk.now += 10  # the stream is not doubted for entries of one message
-        desk.put(rows_named("z1"), owner="good").stored()
-        desk.finished()
-    assert not desk.pipeline.ledger._failed_sessions
+    desk.queue(rows_named("a1 b1"))
+    fail_row(desk, b"a1")
+    assert desk.pipeline.ledger.has_failed("caller")
+    getattr(desk.pipeline, leave)("caller")
+    assert desk.finished() == []
+    assert not desk.pipeline.ledger.has_failed("caller")
     assert desk.is_empty()
 
 
@@ -705,9 +687,8 @@ def test_a_session_that_fails_after_it_left_is_not_remembered() -> None:
     sent = desk.send()
     desk.pipeline.disown("caller")
     sent.fail(INVALID)
-    assert frame.finished
     assert frame.tallies[Outcome.NOT_STORED] == 2, "the order holds for rows without a caller too"
-    assert not desk.pipeline.ledger._failed_sessions
+    assert not desk.pipeline.ledger.has_failed("caller")
     assert desk.is_empty()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from math import inf
 from typing import Any
 
@@ -14,14 +13,14 @@ from producerd.core.failures import CREDENTIALS_LATE
 from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
 from producerd.core.rows.frame import Frame, RowEnd
-from producerd.core.sending.answers import RequestFailed, parse_answer
+from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
-from tests.core.rows import even_map, rows_of
+from tests.core.rows import even_map
 from tests.core.stories import (
     INVALID,
     LOST,
@@ -35,6 +34,11 @@ from tests.core.stories import (
     spread,
 )
 from tests.simulation.setting import ADDRESS, make_rules
+
+GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
+BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
+HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
 
 # ---- from a frame to its acknowledgement
 
@@ -60,44 +64,35 @@ def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -
 @pytest.mark.law("Lane")
 def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> None:
     desk = Desk(even_map(2), request_max_records=4)
-    low, high = b"0", b"%d" % MAX_HASH_KEY
-    desk.queue([(b"k", b"low %d" % i, low) for i in range(8)] + [(b"k", b"high %d" % i, high) for i in range(8)])
+    desk.queue([(b"k", b"low %d" % i, LOW) for i in range(8)] + [(b"k", b"high %d" % i, HIGH) for i in range(8)])
     first, second = desk.send(), desk.send()
     assert first.data == [b"low %d" % i for i in range(4)]
     assert second.data == [b"high %d" % i for i in range(4)]
     first.throttle({1, 3})
     assert desk.stats.throttled_records == 2
-    # The other lane goes on at once, the throttled one not before its time.
-    for sent in desk.send_all():
+    for sent in desk.send_all():  # the other lane goes on at once
         assert all(data.startswith(b"high") for data in sent.data)
     due = desk.due()
     assert desk.now + 0.01 <= due <= desk.now + 0.2
     desk.now = due
-    again = desk.send()
-    assert again.data == [b"low 1", b"low 3", b"low 4", b"low 5"]
+    assert desk.send().data == [b"low 1", b"low 3", b"low 4", b"low 5"]
 
 
 @pytest.mark.promise("rows-fail-wait-out-delay")
 def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored() -> None:
     desk = Desk()
     frame = desk.queue(10)
-    sent = desk.send()
-    good, bad = {"SequenceNumber": "1", "ShardId": "shard-0"}, {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
-    sent.answer([bad if i in (2, 5) else good for i in range(10)])
+    desk.send().answer([BROKEN if i in (2, 5) else GOOD for i in range(10)])
     assert desk.pipeline.queued_records == 2
     assert desk.try_send() is None
-    due = desk.due()
-    assert due >= desk.now + 0.01
-    desk.now = due
+    assert desk.due() >= desk.now + 0.01
     sent_again: list[bytes] = []
     while not frame.finished:  # the two may have waited apart
-        if (again := desk.try_send()) is not None:
-            sent_again += again.data
-            again.stored()
-        desk.now = desk.pipeline.next_time() or desk.now
+        again = desk.send_when_due()
+        sent_again += again.data
+        again.stored()
     assert sorted(sent_again) == [b"row 2", b"row 5"]
-    assert frame.result().retries == 2
-    assert frame.result().possible_duplicates == 0
+    assert (frame.result().retries, frame.result().possible_duplicates) == (2, 0)
     assert desk.is_empty()
 
 
@@ -112,9 +107,8 @@ def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
         for sent in desk.send_all():
             requests += 1
             sent.fail(failure)
-        due = desk.due()
-        assert due > desk.now, "a pipeline never waits for a time that has passed"
-        desk.now = due
+        assert desk.due() > desk.now, "a pipeline never waits for a time that has passed"
+        desk.now = desk.due()
     assert requests < 24 + 60, "at most one window, then about one every 2.5 s"
 
 
@@ -369,9 +363,7 @@ def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_
     first, second = Shard("c-0", 0, 2**126 - 1), Shard("c-1", 2**126, 2**127 - 1)
     frame = desk.submit([(b"k", b"%d" % i, b"%d" % i) for i in range(4)])  # all of them in c-0
     other = desk.queue([(b"k", b"x" * 200, b"0"), (b"k", b"y" * 200, b"1")])
-    request = desk.take_request()
-    sent = Sent(desk, request, one_entry=True)
-    sent.stored("c-0")
+    desk.send(one_entry=True).stored("c-0")
     assert (frame.finished, desk.wants_map) == (False, True)
     assert desk.try_send() is None
     desk.pipeline.set_shard_map(ShardMap([first, second, even_map(2).shards[1]]), desk.now + 5)
@@ -434,7 +426,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     desk = Desk(even_map(1), aggregate=True)
     frame = desk.queue(spread(400))
     halves = even_map(2)
-    desk.set_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]))
+    desk.set_map(HALVES)
     assert len(halves) == len(desk.pipeline.lanes)
     sent = desk.send()
     assert [int(data) for data in sent.users] == list(range(400))
@@ -457,7 +449,7 @@ def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers
     desk = Desk(even_map(1), aggregate=True)
     frame = desk.queue(spread(10))
     sent = desk.send()
-    desk.set_map(ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)]))
+    desk.set_map(HALVES)
     sent.stored("shard-0")
     assert frame.result().possible_duplicates == 0
     assert desk.is_empty()
@@ -616,28 +608,19 @@ def test_a_raw_record_is_delivered_wherever_it_was_stored() -> None:
 
 
 @pytest.mark.law("Lane")
-def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone() -> None:
+@pytest.mark.parametrize("caller_leaves", [False, True])
+def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone(caller_leaves: bool) -> None:
     desk = Desk(even_map(4))
     frame = desk.queue(100)
     sent = desk.send()
     desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
     sent.fail(UNSENT)
-    assert desk.pipeline.idle is False
+    if caller_leaves:
+        desk.pipeline.discard("caller")
     desk.now += 6
-    for sent in desk.send_all():
-        sent.stored("merged")
+    for again in desk.send_all():
+        again.stored("merged")
     assert frame.finished
-    assert {lane.shard.shard_id for lane in desk.pipeline.lanes} <= {"merged"}
-
-
-@pytest.mark.law("Lane")
-def test_lanes_of_closed_shards_are_forgotten_when_their_rows_lose_their_caller() -> None:
-    desk = Desk(even_map(4))
-    desk.put(100).fail(UNSENT)
-    desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
-    desk.pipeline.discard("caller")
-    desk.now += 6
-    assert desk.try_send() is None
     assert {lane.shard.shard_id for lane in desk.pipeline.lanes} <= {"merged"}
     assert desk.is_empty()
 
@@ -829,8 +812,7 @@ def test_a_frame_whose_owner_left_after_it_was_finished_is_acknowledged_to_nobod
 @pytest.mark.law("Pipeline")
 def test_a_lagging_row_pins_its_own_buffer_and_not_its_job() -> None:
     desk = Desk(even_map(2), request_max_bytes=100_000)
-    low, high = b"0", b"%d" % MAX_HASH_KEY
-    desk.queue([(b"k", b"x" * 10_000, high) for _ in range(50)] + [(b"k", b"slow", low)])
+    desk.queue([(b"k", b"x" * 10_000, HIGH) for _ in range(50)] + [(b"k", b"slow", LOW)])
     for sent in desk.send_all():
         slow = {i for i, data in enumerate(sent.data) if data == b"slow"}
         sent.throttle(slow)
@@ -842,12 +824,7 @@ def test_a_lagging_row_pins_its_own_buffer_and_not_its_job() -> None:
 
 def test_a_bad_row_is_released_at_once_and_its_mates_are_sent() -> None:
     desk = Desk()
-    checked = rows_of([(b"k", b"good", None), (b"k", None, None)])
-    charge = FRAME_CHARGE_BYTES + 2 * RECORD_CHARGE_BYTES + 6
-    desk.budget.take(2, charge)
-    frame = Frame("caller", 1, checked, charge, takes_good=True)
-    frame.end_bad_rows()
-    desk.pipeline.submit(frame, desk.now)
+    frame = desk.submit([(b"k", b"good", None), (b"k", None, None)], takes_good=True)
     assert desk.budget.used_records == 1
     desk.sort()
     sent = desk.send()
@@ -872,20 +849,13 @@ def test_a_probe_that_gets_no_answer_ends_with_the_service_s_message() -> None:
 @pytest.mark.law("Lane")
 def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=60, request_max_records=50)
-    low, high = b"0", b"%d" % MAX_HASH_KEY
     frame = desk.queue(
-        [(b"k", b"low %d" % i, low) for i in range(4)] + [(b"k", b"high %d" % i, high) for i in range(9)]
+        [(b"k", b"low %d" % i, LOW) for i in range(4)] + [(b"k", b"high %d" % i, HIGH) for i in range(9)]
     )
-    request = desk.take_request()
-    before = len(request.lanes)
-    one_entry = make_rules(aggregate=True, request_max_records=1).entries
-    desk.pipeline.encoded(request, encode(ADDRESS, request.numbered, one_entry), desk.now)
-    assert (before, len(request.lanes)) == (2, 1)
+    sent = desk.send(one_entry=True)
+    assert [lane.shard.shard_id for lane in sent.request.lanes] == ["shard-0"]
     assert [lane.in_flight for lane in desk.pipeline.lanes] == [1, 0]
-    encoded = request.encoded
-    assert encoded is not None
-    answer = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}]}).encode()
-    desk.pipeline.complete(request, parse_answer(answer, 1), desk.now)
+    sent.stored_as_predicted()
     while not frame.finished:
         desk.send().stored_as_predicted()
     assert all(lane.in_flight == 0 for lane in desk.pipeline.lanes)
@@ -937,8 +907,7 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
 @pytest.mark.law("Lane")
 def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answer_in_time() -> None:
     desk = Desk(even_map(2))
-    low, high = b"0", b"%d" % MAX_HASH_KEY
-    both = [(b"k", b"low", low), (b"k", b"high", high)]
+    both = [(b"k", b"low", LOW), (b"k", b"high", HIGH)]
     stuck = desk.put(both)
     assert len(stuck.request.lanes) == 2, "nothing is known yet"
     desk.now += 0.9
@@ -959,9 +928,6 @@ def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answ
 
 
 # ---- the map, once more
-
-
-HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
 
 
 @pytest.mark.law("ShardMap")
@@ -1209,42 +1175,38 @@ def test_a_list_of_shards_is_read_at_most_six_times_a_minute() -> None:
 # ---- what it says of itself
 
 
-def is_in_outage(desk: Desk) -> bool:
-    return desk.pipeline.in_outage
-
-
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_a_stream_is_in_outage_while_nothing_passes_or_its_first_list_does_not_come(aggregate: bool) -> None:
     desk = Desk(known=False, aggregate=aggregate)
     desk.map_failed(Code.UNREACHABLE, "no route to host")
     assert desk.pipeline.map_error == "UNREACHABLE: no route to host"
-    assert not is_in_outage(desk), "no row waits"
+    assert not desk.pipeline.in_outage, "no row waits"
     desk.submit(4)
-    assert is_in_outage(desk) is aggregate
+    assert desk.pipeline.in_outage is aggregate
     desk.set_map(even_map(1))
     assert desk.pipeline.map_error == ""
-    assert not is_in_outage(desk)
+    assert not desk.pipeline.in_outage
     desk = Desk(request_max_records=1, aggregate=aggregate, aggregate_max_records=1)
     desk.queue(4)
     sents = desk.send_all()
     for sent in sents[:FAILURES_TO_HOLD]:
-        assert not is_in_outage(desk)
+        assert not desk.pipeline.in_outage
         sent.fail(UNSENT)
-    assert is_in_outage(desk)
+    assert desk.pipeline.in_outage
     sents[3].stored()
-    assert not is_in_outage(desk)
+    assert not desk.pipeline.in_outage
 
 
 def test_a_stream_whose_rows_go_plain_without_a_list_is_not_in_outage() -> None:
     desk = Desk(known=False, aggregate=True)
     desk.submit(4)
-    assert not is_in_outage(desk), "nothing has failed yet"
+    assert not desk.pipeline.in_outage, "nothing has failed yet"
     desk.map_failed("LimitExceededException", "slow down")
-    assert is_in_outage(desk)
+    assert desk.pipeline.in_outage
     desk.now += 10.0
     desk.sort()
     assert desk.pipeline.goes_plain
-    assert not is_in_outage(desk)
+    assert not desk.pipeline.in_outage
     assert desk.holding().cause == "shard_map"
 
 

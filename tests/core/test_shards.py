@@ -272,8 +272,8 @@ def test_rows_are_sorted_by_the_map_once_there_is_one_and_a_denial_matters_only_
 
 @pytest.mark.parametrize(("end", "wanted"), [(KnownShards.forget, True), (KnownShards.rest, False)])
 def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[KnownShards], None], wanted: bool) -> None:
-    known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    known, request = known_from(map_of([0])), Code("a request in flight")
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=[request])
     known.refute()
     known.not_read("InternalFailure", "m", 2.0, 9.0)
     assert known.is_blind
@@ -314,12 +314,10 @@ def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_thei
     known.learn(quarters(), 2.0, asked_at=2.0, in_flight=["old", "young"])
     for shard_id in ("shard-0", "low", "a", "high"):
         assert known.get(shard_id) is not None
-    assert set(known._closed) == {"shard-0", "low"}
     known.answered("old")
     assert known.get("low") is not None
     known.answered("young")
     assert (known.get("shard-0"), known.get("low")) == (None, None)
-    assert not known._awaited
 
 
 @pytest.mark.law("ShardMap")
@@ -517,7 +515,7 @@ def test_rows_wait_from_a_failure_for_now_or_from_the_first_of_them_on(
     tell(known)
     waits = known.for_sorting(20.0, 9.0) is None
     assert (waits, known.next_time(of_refusal=False)) == (due > 20.0, due)
-    assert known.next_time(of_refusal=True) == (due if known._wait.denied else inf)
+    assert known.next_time(of_refusal=True) == (due if known.is_denied(due) else inf)
 
 
 def test_the_service_that_gave_a_list_has_answered() -> None:
