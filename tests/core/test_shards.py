@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -11,7 +12,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import MAX_HASH_KEY, hash_keys, parse_hash_keys
@@ -21,6 +25,7 @@ from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
 
+U64 = npt.NDArray[np.uint64]
 EDGES_64 = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -29,10 +34,20 @@ def map_of(starts: list[int]) -> ShardMap:
     return ShardMap(Shard(f"shard-{i}", start, end) for i, (start, end) in enumerate(zip(starts, ends, strict=True)))
 
 
-def locate(shard_map: ShardMap, numbers: list[int]) -> list[int]:
+HALF = st.one_of(st.sampled_from(EDGES_64), st.integers(0, 2**64 - 1))
+HASH_KEY = st.builds(lambda high, low: high << 64 | low, HALF, HALF)
+STARTS = st.lists(HASH_KEY, max_size=40).map(lambda found: sorted({0, *found}))
+"""Uneven maps, many with boundaries that share their high half, or sit at its edges."""
+
+
+def columns_of(numbers: list[int]) -> tuple[U64, U64]:
     high = np.array([number >> 64 for number in numbers], np.uint64)
     low = np.array([number & 2**64 - 1 for number in numbers], np.uint64)
-    return [int(index) for index in shard_map.locate(high, low)]
+    return high, low
+
+
+def locate(shard_map: ShardMap, numbers: list[int]) -> list[int]:
+    return [int(index) for index in shard_map.locate(*columns_of(numbers))]
 
 
 def owner(shard_map: ShardMap, number: int) -> int:
@@ -41,29 +56,17 @@ def owner(shard_map: ShardMap, number: int) -> int:
     return found
 
 
-def random_starts(random: Random) -> list[int]:
-    """Uneven maps, many with boundaries that share their high half, or sit at its edges."""
-    starts = {0}
-    for _ in range(random.randint(0, 12)):
-        high = random.choice([random.getrandbits(64), *EDGES_64])
-        for _ in range(random.randint(1, 4)):
-            starts.add(high << 64 | random.choice([random.getrandbits(64), *EDGES_64]))
-    return sorted(starts)
-
-
 @pytest.mark.law("ShardMap")
-def test_locate_agrees_with_big_integers_for_uneven_maps() -> None:
-    for seed in range(400):
-        random = Random(seed)
-        starts = random_starts(random)
-        shard_map = map_of(starts)
-        numbers = [random.getrandbits(128) for _ in range(20)]
-        for start in starts:
-            numbers += [start + step for step in (-1, 0, 1) if 0 <= start + step <= MAX_HASH_KEY]
-            numbers += [(start >> 64) << 64 | random.choice(EDGES_64), (start >> 64) << 64 | random.getrandbits(64)]
-        numbers += [0, MAX_HASH_KEY]
-        assert locate(shard_map, numbers) == [owner(shard_map, number) for number in numbers], f"seed {seed}"
-        assert [shard_map.locate_one(number) for number in numbers] == [owner(shard_map, n) for n in numbers]
+@settings(max_examples=80)
+@given(STARTS, st.lists(HASH_KEY))
+def test_locate_agrees_with_big_integers_for_uneven_maps(starts: list[int], others: list[int]) -> None:
+    shard_map = map_of(starts)
+    edges = [start + step for start in starts for step in (-1, 0, 1) if 0 <= start + step <= MAX_HASH_KEY]
+    same_high_half = [start >> 64 << 64 | number & 2**64 - 1 for start, number in zip(starts, others, strict=False)]
+    numbers = [*edges, *same_high_half, *others, MAX_HASH_KEY]
+    expected = [owner(shard_map, number) for number in numbers]
+    assert locate(shard_map, numbers) == expected
+    assert [shard_map.locate_one(number) for number in numbers] == expected
 
 
 @pytest.mark.law("ShardMap")
@@ -77,44 +80,27 @@ def test_even_maps_as_the_service_makes_them_are_located_exactly_at_every_edge(s
 
 
 @pytest.mark.law("ShardMap")
-def test_a_map_covers_every_hash_key_once_or_it_is_refused() -> None:
-    for seed in range(300):
-        random = Random(seed)
-        shards = list(map_of(random_starts(random)).shards)
-        random.shuffle(shards)
-        good = ShardMap(shards)
-        assert good.shards[0].start == 0
-        assert good.shards[-1].end == MAX_HASH_KEY
-        assert all(a.end + 1 == b.start for a, b in pairwise(good.shards))
-        broken = list(shards)
-        victim = random.randrange(len(broken))
-        shard = broken[victim]
-        match random.randrange(4):
-            case 0:
-                del broken[victim]
-            case 1:
-                broken.append(Shard("twice", shard.start, shard.end))
-            case 2:
-                end = shard.end - 1
-                broken[victim] = Shard(shard.shard_id, shard.start, end)
-            case 3:
-                broken[victim] = Shard(shard.shard_id, shard.start, shard.end + 1)
-        with pytest.raises(ValueError, match="hash key"):
-            ShardMap(broken)
+@given(STARTS, st.randoms(use_true_random=True), st.sampled_from(["gone", "twice", "shorter", "longer"]))
+def test_a_map_covers_every_hash_key_once_or_it_is_refused(starts: list[int], random: Random, damage: str) -> None:
+    shards = list(map_of(starts).shards)
+    random.shuffle(shards)
+    good = ShardMap(shards)
+    assert (good.shards[0].start, good.shards[-1].end) == (0, MAX_HASH_KEY)
+    assert all(a.end + 1 == b.start for a, b in pairwise(good.shards))
+    shard = shards.pop()
+    if damage == "twice":
+        shards += [shard, Shard("twice", shard.start, shard.end)]
+    elif damage != "gone":
+        shards.append(Shard(shard.shard_id, shard.start, shard.end + (1 if damage == "longer" else -1)))
+    with pytest.raises(ValueError, match="hash key"):
+        ShardMap(shards)
 
 
 @pytest.mark.law("ShardMap")
 @pytest.mark.parametrize(
     "shards",
-    [
-        [],
-        [Shard("a", 1, MAX_HASH_KEY)],
-        [Shard("a", 0, MAX_HASH_KEY - 1)],
-        [Shard("a", 0, MAX_HASH_KEY + 1)],
-        [Shard("a", 0, -1), Shard("b", 0, MAX_HASH_KEY)],
-        [Shard("a", 0, 10), Shard("b", 12, MAX_HASH_KEY)],
-        [Shard("a", 0, 10), Shard("b", 10, MAX_HASH_KEY)],
-    ],
+    [[], [Shard("a", 1, MAX_HASH_KEY)], [Shard("a", 0, -1), Shard("b", 0, MAX_HASH_KEY)]],
+    ids=["no shard", "the first hash key is missing", "an empty range"],
 )
 def test_gaps_and_overlaps_are_refused(shards: list[Shard]) -> None:
     with pytest.raises(ValueError, match="hash key"):
@@ -188,21 +174,10 @@ def test_a_listing_of_several_pages_gives_the_open_shards() -> None:
         map_from_listing(pages[:1])
 
 
-def test_hash_keys_are_the_md5_of_the_key_as_a_big_endian_number() -> None:
-    random = Random(1)
-    keys = [b"", b"k", "é€😀".encode(), *(random.randbytes(random.randint(1, 300)) for _ in range(500))]
-    ends = np.cumsum([0, *map(len, keys)]).astype(np.int32)
-    high, low = hash_keys(memoryview(b"".join(keys)), ends)
-    for row, key in enumerate(keys):
-        expected = int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest(), "big")
-        assert int(high[row]) << 64 | int(low[row]) == expected
-    assert high.dtype == low.dtype == np.uint64
-
-
 @pytest.mark.parametrize("longest", [md5.MOST_BYTES, md5.MOST_BYTES + 1, 3])
-@pytest.mark.parametrize("count", [md5.LEAST_TEXTS - 1, md5.LEAST_TEXTS, 2 * md5.TEXTS_AT_ONCE + 1])
-def test_many_keys_have_the_same_hash_keys_as_few(count: int, longest: int) -> None:
-    """They are hashed as columns, where they are short.  Offsets begin anywhere."""
+@pytest.mark.parametrize("count", [1, md5.LEAST_TEXTS - 1, md5.LEAST_TEXTS, 2 * md5.TEXTS_AT_ONCE + 1])
+def test_hash_keys_are_the_md5_of_the_key_as_a_big_endian_number(count: int, longest: int) -> None:
+    """Many short keys are hashed as columns.  Offsets begin anywhere."""
     random = Random(count + longest)
     keys = [random.randbytes(random.randint(0, longest)) for _ in range(count)]
     keys[count // 2] = b"\xff" * longest
@@ -214,13 +189,13 @@ def test_many_keys_have_the_same_hash_keys_as_few(count: int, longest: int) -> N
         assert (half == expected).all()
 
 
-def test_explicit_hash_keys_are_read_as_numbers_and_absent_ones_are_0() -> None:
-    random = Random(2)
-    numbers = [0, 1, 2**64 - 1, 2**64, MAX_HASH_KEY, *(random.getrandbits(random.randint(1, 128)) for _ in range(300))]
-    texts = [b"%d" % number for number in numbers] + [b""]
+@given(st.lists(HASH_KEY))
+def test_explicit_hash_keys_are_read_as_numbers_and_absent_ones_are_0(numbers: list[int]) -> None:
+    texts = [b"", *[b"%d" % number for number in numbers], b""]
     ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
-    high, low = parse_hash_keys(memoryview(b"".join(texts)), ends)
-    assert [int(h) << 64 | int(lo) for h, lo in zip(high, low, strict=True)] == [*numbers, 0]
+    found = parse_hash_keys(memoryview(b"".join(texts)), ends)
+    for half, expected in zip(found, columns_of([0, *numbers, 0]), strict=True):
+        assert half.tolist() == expected.tolist()
 
 
 # ---- what an answer may be believed by
@@ -236,6 +211,10 @@ def quarters() -> ShardMap:
     """The low half was split once more."""
     quarter = MIDDLE // 2
     return ShardMap([Shard("a", 0, quarter - 1), Shard("b", quarter, MIDDLE - 1), Shard("high", MIDDLE, MAX_HASH_KEY)])
+
+
+class RequestInFlight:
+    """Any object that can be hashed stands for a request."""
 
 
 def known_from(shard_map: ShardMap, now: float = 0.0) -> KnownShards:
@@ -272,37 +251,36 @@ def test_rows_are_sorted_by_the_map_once_there_is_one_and_a_denial_matters_only_
 
 @pytest.mark.parametrize(("end", "wanted"), [(KnownShards.forget, True), (KnownShards.rest, False)])
 def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[KnownShards], None], wanted: bool) -> None:
-    known, request = known_from(map_of([0])), Code("a request in flight")
+    known, request = known_from(map_of([0])), RequestInFlight()
     known.learn(halves(), 1.0, asked_at=1.0, in_flight=[request])
     known.refute()
     known.not_read("InternalFailure", "m", 2.0, 9.0)
     assert known.is_blind
     end(known)
-    assert (known.map, known.get("shard-0"), known.doubted, known.is_blind) == (None, None, False, False)
-    assert not known._awaited, "they would keep the requests' bodies"
+    assert [known.get(shard_id) for shard_id in ("shard-0", "low")] == [None, None]
+    assert (known.map, known.doubted, known.is_blind) == (None, False, False)
+    kept = weakref.ref(request)
+    del request
+    assert kept() is None, "it would keep the request's body"
     assert known.wanted is wanted
     assert known.error == ("InternalFailure: m" if wanted else "")
     known.stored(100.0, 200.0)
     assert not known.doubted, "there is nothing to doubt"
+    known.learn(map_of([0, 7]), 202.0, asked_at=202.0, in_flight=())
+    assert known.get("low") is None
 
 
 @pytest.mark.law("ShardMap")
-def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answered_and_not_longer() -> None:
+@pytest.mark.parametrize("in_flight", [[], ["first"], ["first", "second"]])
+def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answered(in_flight: list[str]) -> None:
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["first", "second"])
-    assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
+    known.learn(halves(), 1.0, asked_at=1.0, in_flight=in_flight)
+    known.learn(halves(), 2.0, asked_at=2.0, in_flight=in_flight)  # the same map changes nothing
     assert known.get("low") == Shard("low", 0, MIDDLE - 1)
     known.answered("sent later")
-    known.answered("first")
-    assert known.get("shard-0") is not None
-    known.answered("second")
-    assert known.get("shard-0") is None
-
-
-@pytest.mark.law("ShardMap")
-def test_without_a_request_on_its_way_nothing_of_a_closed_shard_is_kept() -> None:
-    known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=[])
+    for request in in_flight:
+        assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
+        known.answered(request)
     assert known.get("shard-0") is None
 
 
@@ -318,16 +296,6 @@ def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_thei
     assert known.get("low") is not None
     known.answered("young")
     assert (known.get("shard-0"), known.get("low")) == (None, None)
-
-
-@pytest.mark.law("ShardMap")
-def test_the_same_map_read_again_changes_nothing() -> None:
-    known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
-    known.learn(halves(), 2.0, asked_at=2.0, in_flight=["old"])
-    assert known.get("shard-0") is not None
-    known.answered("old")
-    assert known.get("shard-0") is None
 
 
 @pytest.mark.law("ShardMap")
@@ -382,14 +350,6 @@ def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_
 
 
 @pytest.mark.law("ShardMap")
-def test_an_answer_that_comes_late_says_only_that_the_stream_was_there_when_its_request_was_sent() -> None:
-    known = known_from(halves(), now=100.0)
-    known.stored(110.0, 115.0)
-    known.stored(132.0, 132.0)
-    assert known.doubted, "it may have been stored at 110, and the stream made again before 131"
-
-
-@pytest.mark.law("ShardMap")
 def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> None:
     """A daemon that may not list shards would wait forever.
 
@@ -430,29 +390,17 @@ def test_a_failure_of_the_stream_itself_says_nothing_of_its_list() -> None:
     assert known.is_blind
 
 
-@pytest.mark.law("ShardMap")
-def test_of_a_stream_that_is_gone_nothing_is_known() -> None:
-    known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
-    known.refute()
-    known.forget()
-    assert (known.map, known.get("low"), known.get("shard-0"), known.doubted) == (None, None, None, False)
-    known.learn(map_of([0, 7]), 2.0, asked_at=2.0, in_flight=["old"])
-    assert known.get("low") is None
-
-
-def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys() -> None:
-    random = Random(3)
-    for _ in range(300):
-        start, end = sorted(random.choice([random.getrandbits(128), *EDGES_64, MAX_HASH_KEY]) for _ in range(2))
-        near = [max(0, start - 1), start, end, min(MAX_HASH_KEY, end + 1), random.randint(start, end)]
-        anywhere = random.getrandbits(128)
-        numbers = random.choices([*near, anywhere], [1, 3, 3, 1, 3, 1], k=random.choice([0, 1, 3]))
-        high = np.array([number >> 64 for number in numbers], np.uint64)
-        low = np.array([number & 2**64 - 1 for number in numbers], np.uint64)
-        inside = all(start <= number <= end for number in numbers)
-        assert Shard("s", start, end).holds(high, low) == inside
-        assert not numbers or Shard("s", start, end).covers(min(numbers), max(numbers)) == inside
+@given(HASH_KEY, HASH_KEY, st.lists(HASH_KEY, max_size=3), st.integers(-1, 1))
+def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys(
+    one: int, other: int, numbers: list[int], step: int
+) -> None:
+    start, end = sorted((one, other))
+    numbers = [number for number in (start - step, *numbers, end + step) if 0 <= number <= MAX_HASH_KEY]
+    shard = Shard("s", start, end)
+    inside = all(start <= number <= end for number in numbers)
+    assert shard.holds(*columns_of(numbers)) == inside
+    assert shard.holds(*columns_of([start, (start + end) // 2, end]))
+    assert not numbers or shard.covers(min(numbers), max(numbers)) == inside
 
 
 @pytest.mark.parametrize(("silence_seconds", "doubted"), [(20.0, False), (20.001, True)])
@@ -484,16 +432,6 @@ def test_a_denied_reading_of_a_map_that_is_not_in_doubt_does_not_shorten_the_sil
     known.not_read("AccessDeniedException", "", 15.0, wait_seconds=10.0)
     known.stored(30.0, 30.0)
     assert known.doubted
-
-
-def test_rows_go_plain_until_a_list_comes() -> None:
-    known = KnownShards(Random(1), aggregates=True)
-    plain = [known.goes_plain]
-    known.go_plain()
-    plain.append(known.goes_plain)
-    assert known.for_sorting(0.0, 9.0) is ONE_LANE
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=())
-    assert [*plain, known.goes_plain] == [False, True, False]
 
 
 @pytest.mark.parametrize(
