@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from producerd.core.encoding.gather import INLINE_BYTES, Cells, Texts
 
 LENGTHS = [0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 40]
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_slices_of_several_buffers_are_joined_row_by_row(seed: int) -> None:
+@given(st.data())
+def test_slices_of_several_buffers_are_joined_row_by_row(data: st.DataObject) -> None:
     """Short ones too, up to a buffer's last byte; and other columns between."""
-    random = Random(seed)
-    rows = random.choice([1, 2, 100])
-    buffers = [random.randbytes(random.choice([40, 41, 500])) for _ in range(random.choice([1, 3]))]
-    which = np.array([random.randrange(len(buffers)) for _ in range(rows)], np.int32)
-    lengths = np.array([random.choice(LENGTHS) for _ in range(rows)], np.int32)
-    at_end = random.random() < 0.5
-    offsets = np.array(
-        [
-            len(buffers[b]) - n if at_end else random.randint(0, len(buffers[b]) - n)
-            for b, n in zip(which, lengths, strict=True)
-        ],
-        np.int32,
-    )
-    zeros = np.array([random.randint(0, INLINE_BYTES) for _ in range(rows)], np.int32)
-    cells = Cells(rows, 5)
-    cells.text(0, b"a text that came before the slices")
-    cells.slices(1, buffers, which, offsets, lengths)
-    cells.text(2, b"a text of more than twelve bytes")
-    cells.zeros(3, zeros)
-    slices = [buffers[b][at : at + n] for b, at, n in zip(which, offsets, lengths, strict=True)]
-    expected = [
-        b"".join((b"a text that came before the slices", text, b"a text of more than twelve bytes", bytes(count)))
-        for text, count in zip(slices, zeros, strict=True)
-    ]
+    buffers = data.draw(st.lists(st.binary(min_size=40, max_size=60), min_size=1, max_size=3))
+    length = st.sampled_from(LENGTHS)
+    rows = data.draw(st.lists(st.tuples(st.sampled_from(range(len(buffers))), length, length), min_size=1))
+    at_end = data.draw(st.booleans())
+    offsets = [len(buffers[b]) - n if at_end else min(at, len(buffers[b]) - n) for b, n, at in rows]
+    zeros = data.draw(st.lists(st.integers(0, INLINE_BYTES), min_size=len(rows), max_size=len(rows)))
+    before, after = b"a text that came before the slices", b"a text of more than twelve bytes"
+    cells = Cells(len(rows), 5)
+    cells.text(0, before)
+    which, lengths = (np.array([row[column] for row in rows], np.int32) for column in (0, 1))
+    cells.slices(1, buffers, which, np.array(offsets, np.int32), lengths)
+    cells.text(2, after)
+    cells.zeros(3, np.array(zeros, np.int32))
+    slices = [buffers[b][at : at + n] for (b, n, _), at in zip(rows, offsets, strict=True)]
+    expected = [before + text + after + bytes(count) for text, count in zip(slices, zeros, strict=True)]
     assert bytes(cells.joined()) == b"".join(expected)
 
 

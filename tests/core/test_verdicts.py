@@ -8,6 +8,8 @@ from random import Random
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.core.encoding.entries import encode
 from producerd.core.kpl.aggregation import InnerRecord, parse
@@ -36,17 +38,10 @@ def known_from(shard_map: ShardMap) -> KnownShards:
     return known
 
 
-def request_of(
-    rows: list[Row], shard_map: ShardMap, *, aggregate: bool = True, aggregate_max_bytes: int = 51_200
-) -> Request:
-    """Sorted by a map, encoded, and on its way."""
-    result = sorted_of([rows_of(rows)], shard_map, 1)
-    return encoded(result.spans, shard_map, aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes)
-
-
 def encoded(
-    spans: list[tuple[int, Span]], shard_map: ShardMap, *, aggregate: bool, aggregate_max_bytes: int
+    spans: list[tuple[int, Span]], shard_map: ShardMap, *, aggregate: bool = True, aggregate_max_bytes: int = 51_200
 ) -> Request:
+    """A request of sorted rows, encoded and on its way."""
     lanes = [Lane(shard, None) for shard in shard_map.shards]
     rules = make_rules(aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes).entries
     taken = Taken()
@@ -70,90 +65,14 @@ def answer(*results: str | tuple[str, str]) -> Answer:
     )
 
 
-def at(*hash_keys: int) -> list[Row]:
-    return [(b"k", b"%d" % number, b"%d" % hash_key) for number, hash_key in enumerate(hash_keys)]
-
-
 def told(verdicts: Verdicts) -> tuple[list[int], list[bool]]:
     return verdicts.classes.tolist(), verdicts.elsewhere.tolist()
 
 
-# ---- one thing at a time
-
-
-def test_errors_are_told_by_their_place_and_the_rest_is_stored() -> None:
-    request = request_of(at(1, 2, 3, 4), even_map(1), aggregate=False)
-    verdicts = judge(request, answer("shard-0", THROTTLED, BROKEN, THROTTLED), known_from(even_map(1)))
-    assert told(verdicts) == ([STORED, 1, 2, 1], [False] * 4)
-
-
-@pytest.mark.law("ShardMap")
-def test_a_raw_record_is_delivered_wherever_it_is_and_that_it_is_elsewhere_is_told() -> None:
-    request = request_of(at(1, 2), even_map(2), aggregate=False)
-    assert told(judge(request, answer("shard-1", "nobody knows"), known_from(even_map(2)))) == (
-        [STORED] * 2,
-        [True] * 2,
-    )
-
-
-@pytest.mark.law("ShardMap")
-@pytest.mark.parametrize(
-    ("shard_id", "verdict", "elsewhere"),
-    [("shard-0", STORED, False), ("shard-1", STRAYED, True), ("nobody knows", UNSURE, True)],
-)
-def test_an_aggregate_is_delivered_in_its_own_shard(shard_id: str, verdict: int, elsewhere: bool) -> None:
-    request = request_of(at(1, 2), even_map(2))
-    assert told(judge(request, answer(shard_id), known_from(even_map(2)))) == ([verdict], [elsewhere])
-
-
-@pytest.mark.law("ShardMap")
-def test_an_aggregate_in_a_child_is_delivered_if_the_child_owns_all_of_it() -> None:
-    for hash_keys, verdict in (((1, 2), STORED), ((1, 2**127 - 1), STORED), ((1, 2**127), STRAYED)):
-        request = request_of(at(*hash_keys), even_map(1))
-        known = known_from(even_map(1))
-        known.learn(HALVES, 1.0, asked_at=1.0, in_flight=[request])
-        assert told(judge(request, answer("low"), known)) == ([verdict], [True])
-
-
-@pytest.mark.law("ShardMap")
-def test_an_aggregate_of_rows_of_several_frames_is_looked_at_as_a_whole() -> None:
-    spans = [span for row in at(2**127, 1) for span in sorted_of([rows_of([row])], even_map(1), 1).spans]
-    request = encoded(spans, even_map(1), aggregate=True, aggregate_max_bytes=51_200)
-    assert request.encoded is not None
-    assert (request.encoded.entries, len(request.pieces)) == (1, 2)
-    assert judge(request, answer("low"), known_from(HALVES)).classes.tolist() == [STRAYED]
-    assert judge(request, answer("high"), known_from(HALVES)).classes.tolist() == [STRAYED]
-
-
-@pytest.mark.law("ShardMap")
-def test_one_in_a_shard_that_closed_meanwhile_is_believed() -> None:
-    request = request_of(at(1, MAX_HASH_KEY), even_map(1))
-    known = known_from(even_map(1))
-    known.learn(HALVES, 1.0, asked_at=1.0, in_flight=[request])
-    assert told(judge(request, answer("shard-0"), known)) == ([STORED], [False])
-
-
-@pytest.mark.law("ShardMap")
-def test_where_the_id_means_another_range_by_now_its_lane_says_nothing() -> None:
-    """The stream was deleted and made again: its shard-0 is half of what it was."""
-    for hash_keys, verdict in (((1, 2), STORED), ((1, MAX_HASH_KEY), STRAYED)):
-        request = request_of(at(*hash_keys), even_map(1))
-        known = known_from(even_map(1))
-        known.learn(even_map(2), 1.0, asked_at=1.0, in_flight=[request])
-        assert told(judge(request, answer("shard-0"), known)) == ([verdict], [True])
-
-
-@pytest.mark.law("ShardMap")
-def test_in_doubt_no_aggregate_is_believed_and_every_raw_record_is() -> None:
-    known = known_from(even_map(2))
-    known.refute()
-    request = request_of(at(1, 2, MAX_HASH_KEY), even_map(2))
-    assert told(judge(request, answer("shard-0", "shard-1"), known)) == ([UNSURE, STORED], [False, False])
-
-
 def test_before_the_shards_are_known_nothing_is_elsewhere() -> None:
     nameless = ShardMap([Shard("", 0, MAX_HASH_KEY)])
-    request = request_of(at(1, 2), nameless, aggregate=False)
+    rows: list[Row] = [(b"k", b"1", b"1"), (b"k", b"2", b"2")]
+    request = encoded(sorted_of([rows_of(rows)], nameless).spans, nameless, aggregate=False)
     known = KnownShards(Random(1), aggregates=True)
     assert told(judge(request, answer("shard-7", "shard-9"), known)) == ([STORED] * 2, [False] * 2)
 
@@ -163,8 +82,7 @@ def test_before_the_shards_are_known_nothing_is_elsewhere() -> None:
 
 def request_of_aggregates(users: list[list[InnerRecord]], shard_map: ShardMap) -> Request:
     rows = intake.check(body_of([aggregate_of(inside) for inside in users]), 1 << 20, takes_aggregates=True)
-    result = sorted_of([rows], shard_map, 1)
-    return encoded(result.spans, shard_map, aggregate=True, aggregate_max_bytes=51_200)
+    return encoded(sorted_of([rows], shard_map).spans, shard_map)
 
 
 TWO_AND_ONE = [InnerRecord(b"a", LOW, b"1"), InnerRecord(b"b", b"1", b"2"), InnerRecord(b"c", HIGH, b"3")]
@@ -260,28 +178,46 @@ def expected(
     return classes, elsewhere
 
 
+MAPS = st.sampled_from([even_map(1), even_map(2), even_map(3), HALVES])
+EDGES = st.sampled_from([0, 1, 2**127 - 1, 2**127, MAX_HASH_KEY])
+HASH_KEYS = st.lists(st.one_of(EDGES, st.integers(0, MAX_HASH_KEY)), min_size=1, max_size=20)
+
+
 @pytest.mark.law("ShardMap")
-@pytest.mark.parametrize("seed", range(150))
-def test_every_entry_is_judged_as_one_by_one(seed: int) -> None:
-    random = Random(seed)
-    before, after = random.choice([even_map(1), even_map(3), HALVES]), random.choice([even_map(2), even_map(3), HALVES])
-    rows: list[Row] = [
-        (b"k%d" % i, b"%d" % i, b"%d" % random.choice([0, 2**127, MAX_HASH_KEY, random.getrandbits(128)]))
-        for i in range(random.choice([1, 5, 60]))
-    ]
-    request = request_of(
-        rows, before, aggregate=random.random() < 0.8, aggregate_max_bytes=random.choice([60, 200, 51_200])
-    )
+@settings(max_examples=150)
+@given(
+    frames=st.lists(HASH_KEYS, min_size=1, max_size=2),
+    before=MAPS,
+    after=st.none() | MAPS,
+    is_refuted=st.sampled_from([False, False, False, True]),
+    aggregate=st.sampled_from([True, True, False]),
+    aggregate_max_bytes=st.sampled_from([60, 200, 51_200]),
+    random=st.randoms(use_true_random=True),
+)
+def test_every_entry_is_judged_as_one_by_one(
+    frames: list[list[int]],
+    before: ShardMap,
+    after: ShardMap | None,
+    is_refuted: bool,
+    aggregate: bool,
+    aggregate_max_bytes: int,
+    random: Random,
+) -> None:
+    """Also an aggregate of two frames' rows, and where an id means another range by now."""
+    checked = [rows_of([(b"k", b"%d" % i, b"%d" % key) for i, key in enumerate(keys)]) for keys in frames]
+    spans = [span for rows in checked for span in sorted_of([rows], before).spans]
+    spans.sort(key=lambda numbered: numbered[0])
+    request = encoded(spans, before, aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes)
     known = known_from(before)
-    if random.random() < 0.7:
+    if after is not None:
         known.learn(after, 1.0, asked_at=1.0, in_flight=[request])
-    if random.random() < 0.2:
+    if is_refuted:
         known.refute()
     assert request.encoded is not None
-    names = [*(shard.shard_id for shard in (*before.shards, *after.shards)), "unknown"]
+    names = [shard.shard_id for shard_map in (before, after) if shard_map for shard in shard_map.shards]
     likely = [request.lanes[place].shard.shard_id for place in request.encoded.lanes.tolist()]
     results = [
-        random.choice([right, right, right, random.choice(names), random.choice([THROTTLED, BROKEN])])
+        random.choice([right, right, right, random.choice([*names, "unknown"]), random.choice([THROTTLED, BROKEN])])
         for right in likely
     ]
     assert told(judge(request, answer(*results), known)) == expected(request, results, known)
