@@ -67,11 +67,11 @@ def test_of_rows_that_a_broken_stream_ends_those_that_may_be_stored_end_unknown(
 @pytest.mark.parametrize("throttles", [False, True])
 def test_of_rows_that_end_in_their_request_those_that_may_be_stored_end_unknown(throttles: bool) -> None:
     """Two jobs share the request, and only rows of the first may be stored."""
-    desk = Desk(fail_if_throttled=True, max_in_flight_requests=1)
+    desk = Desk(fail_if_throttled=True)
     first = desk.queue(2)
     desk.send().fail(LOST)
-    second = desk.queue(2)
     desk.now += 6.0
+    second = desk.queue(2)
     sent = desk.send()
     assert len(sent.entries) == 4
     bad = "ProvisionedThroughputExceededException" if throttles else "KMSDisabledException"
@@ -91,8 +91,7 @@ def test_copies_and_retries_are_counted_for_the_frames_whose_rows_they_are() -> 
     second.fail(LOST)
     first.stored()
     third.stored()
-    desk.now += 6.0
-    desk.send().stored()
+    desk.send_when_due().stored()
     results = [frame.result() for frame in frames]
     copies = [(each.stored, each.retries, each.possible_duplicates) for each in results]
     assert copies == [(4, 0, 0), (4, 4, 4), (4, 0, 0)]

@@ -479,7 +479,6 @@ def test_what_went_plain_ends_as_well_where_shards_turn_out_not_to_follow_the_ke
     assert not desk.begin()
     for frame in (plain, late):
         assert {*frame.result().codes} == {RowEnd(Outcome.NOT_STORED, Code.SHARD_MAP_MISSING, "AUTO")}
-    desk.finished()
     assert desk.is_empty()
 
 

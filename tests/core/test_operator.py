@@ -221,7 +221,6 @@ def test_a_drain_ends_a_pause_and_lets_nobody_begin_one() -> None:
     sent.throttle({0, 1, 2})
     desk.now += 1.0
     desk.send().stored()
-    desk.finished()
     assert desk.is_empty()
 
 

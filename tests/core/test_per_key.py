@@ -232,8 +232,7 @@ def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> 
     assert half.users == [b"%d" % i for i in range(5)]
     assert desk.try_send() is None
     half.fail(UNSENT)
-    go_on(desk)
-    again = desk.send()
+    again = desk.send_when_due()
     assert again.users[:5] == [b"%d" % i for i in range(5)], "nothing overtakes it, whatever happens to it"
     again.stored()
     go_on(desk)
@@ -417,7 +416,6 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
         desk.now += random.choice([0.0, 0.5, 3.0])
     delivered, expected = ({key: [n for n in order if keys[n] == key] for key in keys} for order in (first, range(200)))
     assert delivered == expected
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -520,8 +518,7 @@ def test_rows_before_the_one_that_failed_are_still_sent() -> None:
     sent = desk.send()
     assert sent.users == [b"before"]
     sent.fail(UNSENT)
-    go_on(desk)
-    sent = desk.send()
+    sent = desk.send_when_due()
     assert sent.users == [b"before"], "however often it takes"
     sent.stored_as_predicted()
     assert frame.result().stored == 1
@@ -568,7 +565,6 @@ def test_later_frames_fail_wherever_they_are(stage: str) -> None:
     while (job_left := desk.pipeline.take_job(desk.now + 1)) is not None:
         desk.sorted(job_left)
     assert desk.try_send() is None
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -584,7 +580,6 @@ def test_a_frame_that_is_refused_at_intake_counts_as_a_failure() -> None:
     for _ in range(2):
         desk.send().stored()
     assert before.result().stored == other.result().stored == 1, "what it sent before is not touched"
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -599,7 +594,6 @@ def test_a_row_that_expired_is_a_failure() -> None:
     assert ends_of(first) == {0: (Outcome.NOT_STORED, Code.EXPIRED, False)}
     assert ends_of(later) == {0: PREDECESSOR}
     assert ends_of(desk.submit(rows_named("a3"))) == {0: PREDECESSOR}
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -622,7 +616,6 @@ def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -
             sent.fail(LOST)
             assert ends_of(first) == {0: (Outcome.UNKNOWN, Code.EXPIRED, True)}
             assert ends_of(later) == {0: PREDECESSOR}
-        desk.finished()
         assert desk.is_empty()
 
 
@@ -643,7 +636,6 @@ def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_af
     assert probe.result().stored == 1
     assert desk.health is HealthState.WORKING
     assert ends_of(desk.submit(rows_named("a4"))) == {0: PREDECESSOR}
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -726,7 +718,6 @@ def test_a_frame_that_could_not_be_sorted_is_a_failure() -> None:
     assert ends_of(poison) == {0: (Outcome.NOT_STORED, Code.INTERNAL, False)}
     assert ends_of(later) == {0: PREDECESSOR}
     assert desk.try_send() is None
-    desk.finished()
     assert desk.is_empty()
 
 

@@ -434,8 +434,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
         assert sent.all_in(entry, sent.request.lanes[place].shard)
     sent.fail(UNSENT)
     desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
-    desk.now += 6
-    sent = desk.send()
+    sent = desk.send_when_due()
     assert [int(data) for data in sent.users] == list(range(400))
     assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == ["merged"]
     sent.stored("merged")

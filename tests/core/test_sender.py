@@ -107,7 +107,6 @@ def test_rows_that_expire_while_they_are_sorted_are_not_sent() -> None:
     assert frame.finished
     desk.sorted(job)
     assert desk.try_send() is None
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -163,7 +162,6 @@ def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -
     assert len(sent.data) == 5
     sent.stored()
     assert young.result().stored == 5
-    desk.finished()
     assert desk.is_empty()
 
 
@@ -252,10 +250,8 @@ def test_other_failures_and_whole_requests_that_are_throttled_are_tried_again_al
     desk = Desk(fail_if_throttled=True)
     frame = desk.queue(2)
     desk.send().answer([BROKEN, GOOD])
-    desk.now += 6
-    desk.send().fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False))
-    desk.now += 6
-    desk.send().stored()
+    desk.send_when_due().fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False))
+    desk.send_when_due().stored()
     assert frame.result().stored == 2
     assert desk.is_empty()
 
@@ -294,8 +290,7 @@ def test_rows_that_were_stored_after_an_attempt_of_unknown_end_are_counted_by_it
     desk = Desk()
     frame = desk.queue(5)
     CAUSES[cause](desk.send())
-    desk.now += 6
-    desk.send().stored()
+    desk.send_when_due().stored()
     assert +desk.stats.possible_duplicate_records == {cause: 5}
     assert (frame.result().stored, frame.result().possible_duplicates, frame.result().retries) == (5, 5, 5)
     assert desk.is_empty()
@@ -386,8 +381,7 @@ def test_an_aggregate_that_awaits_a_map_makes_what_was_sent_before_it_a_copy(
     desk = Desk(even_map(1), aggregate=True)
     frame = desk.queue([(b"k", b"%d" % row, HIGH) for row in range(5)])
     desk.send().fail(LOST)
-    desk.now += 6
-    desk.send().stored("child")
+    desk.send_when_due().stored("child")
     desk.set_map(ShardMap(new_map))
     for sent in desk.send_all():
         sent.stored("sibling")
@@ -1025,13 +1019,11 @@ def test_requests_and_failed_sends_are_counted_by_how_they_ended() -> None:
     assert stats.put_requests == {"partial": 1}
     assert stats.record_errors == {Code.THROTTLED: 2, Code.SERVICE_FAULT: 1}
     assert (stats.throttled_records, stats.delivered_records, stats.retried_records) == (2, 3, 3)
-    desk.now += 6.0
-    desk.send().fail(RequestFailed(THROTTLED, "slow down", maybe_stored=False, request_id="r-1"))
+    desk.send_when_due().fail(RequestFailed(THROTTLED, "slow down", maybe_stored=False, request_id="r-1"))
     assert stats.last_error == f"{THROTTLED}: slow down (request id r-1)"
     assert stats.put_requests == {"partial": 1, "failed": 1}
     assert stats.record_errors == {Code.THROTTLED: 5, Code.SERVICE_FAULT: 1}
-    desk.now += 6.0
-    desk.send().stored()
+    desk.send_when_due().stored()
     assert stats.put_requests == {"partial": 1, "failed": 1, "ok": 1}
     assert desk.is_empty()
 
