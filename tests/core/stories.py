@@ -130,6 +130,15 @@ class Desk:
         while (job := self.pipeline.take_job(self.now + 1)) is not None:
             self.sorted(job)
 
+    def begin(self) -> bool:
+        """Sort what may be sorted now, and return whether there was any."""
+        self.pipeline.press(self.now)
+        jobs = 0
+        while (job := self.pipeline.take_job(self.now)) is not None:
+            self.sorted(job)
+            jobs += 1
+        return jobs > 0
+
     def send(self, *, one_entry: bool = False) -> Sent:
         """Send the next request, or only its first entry."""
         sent = Sent(self, self.take_request(), one_entry=True) if one_entry else self.try_send()

@@ -12,7 +12,6 @@ import pytest
 from producerd.core.failures import CREDENTIALS_LATE
 from producerd.core.kpl.aggregation import InnerRecord, parse
 from producerd.core.rows.frame import RowEnd
-from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.health import HealthState
 from producerd.core.shards.map_wait import UNANSWERED, MapWait
 from producerd.errors import Code, Outcome
@@ -31,6 +30,7 @@ TRANSIENT = [
     ("ServiceUnavailable", "soon"),
     ("ValidationException", "odd"),
     ("NewFailure", "whatever comes next"),
+    ("RequestExpired", "the clock is wrong"),
 ]
 THROTTLED = TRANSIENT[0]
 
@@ -41,24 +41,11 @@ class Late(Desk):
     def __init__(self, **rules: Any) -> None:
         super().__init__(known=False, **({"aggregate": True} | rules))
 
-    def fail(self, code: str, message: str) -> None:
-        self.pipeline.shard_map_failed(code, message, self.now)
-
-    def begin(self) -> bool:
-        """Sort what may be sorted now; says whether there was any."""
-        self.pipeline.press(self.now)
-        job = self.pipeline.take_job(self.now)
-        while job is not None:
-            self.pipeline.sorted(job, [(job.frames, sort_rows(job.frames, job.shard_map, job.seed))])
-            if (job := self.pipeline.take_job(self.now)) is None:
-                return True
-        return False
-
     def until_plain(self) -> None:
         """The list fails until rows wait no longer."""
-        self.fail(*THROTTLED)
+        self.map_failed(*THROTTLED)
         self.now += self.pipeline.rules.shard_map_wait_seconds + 1.0  # `Desk.sort` is a second ahead
-        self.fail(*THROTTLED)
+        self.map_failed(*THROTTLED)
 
 
 def inside(sent: Sent) -> list[int]:
@@ -95,13 +82,13 @@ def test_aggregates_wait_for_the_map_and_go_out_when_it_comes() -> None:
 def test_a_list_that_fails_for_now_is_waited_for_and_then_records_go_plain(code: str, message: str) -> None:
     desk = Late()
     frame = desk.submit(20)
-    desk.fail(code, message)
+    desk.map_failed(code, message)
     for _ in range(3):
         assert not desk.begin()
         assert not desk.pipeline.goes_plain
         assert desk.pipeline.next_time() == 110.0
         desk.now += 3.0
-        desk.fail(code, message)
+        desk.map_failed(code, message)
     desk.now = 110.0
     assert desk.begin()
     assert desk.pipeline.goes_plain
@@ -125,17 +112,17 @@ def test_the_wait_counts_from_the_first_answer_of_the_service_to_any_call(first:
     desk.submit(20)
     for _ in range(20):
         desk.now += 6.0
-        desk.fail(*UNREACHABLE)
+        desk.map_failed(*UNREACHABLE)
         assert not desk.begin()
         assert desk.refuses() is None
         assert desk.pipeline.next_time() is None, "the next reading brings it about"
     if first == "the list":
-        desk.fail("ServiceUnavailable", "soon")
+        desk.map_failed("ServiceUnavailable", "soon")
     else:
         desk.pipeline.service_answered(desk.now)
     assert desk.pipeline.next_time() == desk.now + 10.0
     desk.now += 9.0
-    desk.fail(*UNREACHABLE)
+    desk.map_failed(*UNREACHABLE)
     assert not desk.begin()
     desk.now += 1.0
     assert desk.begin(), "though the list alone cannot be reached any more"
@@ -151,14 +138,19 @@ def test_a_list_that_failed_before_the_first_row_is_not_waited_for_again() -> No
     assert inside(desk.send()) == [1] * 20
 
 
-def test_the_wait_begins_with_the_first_row_and_not_before() -> None:
-    desk = Late(aggregate=False)
+@pytest.mark.parametrize(("aggregate", "seconds"), [(False, 1.0), (True, 10.0)])
+def test_the_wait_begins_with_the_first_row_and_not_before(aggregate: bool, seconds: float) -> None:
+    desk = Late(aggregate=aggregate, linger_seconds=60.0)
+    desk.pipeline.service_answered(desk.now)
     assert not desk.begin()
     desk.now += 5.0
-    desk.submit(20)
-    assert not desk.begin()
-    assert desk.pipeline.next_time() == desk.now + 1.0
-    desk.now += 1.0
+    due = desk.now + seconds
+    for now in (due - seconds, due - 0.5):
+        desk.now = now
+        desk.submit(20)
+        assert not desk.begin()
+        assert desk.pipeline.next_time() == due
+    desk.now = due
     assert desk.begin()
 
 
@@ -173,7 +165,7 @@ def test_a_batch_that_is_to_be_sorted_does_not_wait_for_a_list_that_has_come(agg
 def test_a_reload_leaves_what_waits_its_patience() -> None:
     desk = Late()
     desk.submit(20)
-    desk.fail(*THROTTLED)
+    desk.map_failed(*THROTTLED)
     assert not desk.begin()
     desk.pipeline.set_rules(make_rules(aggregate=True, shard_map_wait_seconds=100.0), desk.now)
     assert desk.pipeline.next_time() == desk.now + 10.0
@@ -187,7 +179,7 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
     desk = Late()
     frame = desk.submit(20)
     assert not desk.begin()
-    desk.fail(*DENIED)
+    desk.map_failed(*DENIED)
     late = desk.submit(3)
     desk.now += 10.0
     assert not desk.begin()
@@ -206,11 +198,13 @@ def test_only_a_denial_refuses_aggregates_and_says_what_to_do() -> None:
         ),
     )
     assert desk.is_empty()
-    desk.fail(*THROTTLED)
+    desk.map_failed(*THROTTLED)
     assert desk.refuses() is None, "the denial is over"
-    desk.fail(*DENIED)
-    assert desk.refuses() is None, "a new one is waited for as long"
-    desk.now += 10.0
+    desk.now += 5.0
+    for seconds in (2.0, 7.9, 0.1):
+        desk.map_failed(*DENIED)
+        assert desk.refuses() is None, "a new one is waited for as long, and counts from the first one"
+        desk.now += seconds
     assert desk.refuses() is not None
     desk.set_map(even_map(1))
     assert desk.refuses() is None
@@ -220,7 +214,7 @@ def test_a_body_that_comes_after_a_refusal_is_told_in_time_too() -> None:
     """It was granted before; the time that has passed must not hide when its batch is due."""
     desk = Late(linger_seconds=0.1)
     desk.submit(1)
-    desk.fail(*DENIED)
+    desk.map_failed(*DENIED)
     assert not desk.begin()
     desk.now += 10.0
     assert not desk.begin()
@@ -238,7 +232,7 @@ def test_a_body_that_comes_after_a_refusal_is_told_in_time_too() -> None:
 def test_a_stream_that_distributes_its_records_itself_is_refused_at_once_though_the_list_fails() -> None:
     desk = Late()
     frame = desk.submit(1)
-    desk.fail(*THROTTLED)
+    desk.map_failed(*THROTTLED)
     desk.pipeline.cannot_aggregate = "the stream distributes its records itself"
     assert not desk.begin()
     assert {end[1] for end in ends_of(frame).values()} == {Code.SHARD_MAP_MISSING}
@@ -361,7 +355,7 @@ def test_while_the_shards_are_not_known_nothing_is_in_doubt_and_plain_records_fl
         assert desk.begin()
         desk.now += 30.0
         desk.send().stored("shard-7")
-        desk.fail(*THROTTLED)
+        desk.map_failed(*THROTTLED)
     assert desk.is_empty()
 
 
@@ -420,7 +414,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     if end == "its caller leaves":
         desk.pipeline.discard("caller")
     elif end == "it is denied":  # and the gate admits no more callers, whose rows would be sorted
-        desk.fail(*DENIED)
+        desk.map_failed(*DENIED)
         assert desk.pipeline.next_time() == desk.now + 10.0
         desk.now += 10.0
     else:
@@ -438,11 +432,11 @@ def test_one_denial_of_a_list_that_fails_for_now_ends_nothing() -> None:
     desk.begin()
     desk.send().stored("shard-0")
     later = desk.submit(5)
-    desk.fail(*DENIED)
+    desk.map_failed(*DENIED)
     desk.now += 3.0
     assert desk.begin(), "it goes plain as those before it"
     assert desk.refuses() is None
-    desk.fail(*THROTTLED)
+    desk.map_failed(*THROTTLED)
     desk.now += 30.0
     assert desk.refuses() is None
     assert not later.finished
@@ -453,7 +447,7 @@ def test_a_denial_that_lasts_refuses_what_comes_and_what_went_plain_is_still_sen
     plain = desk.submit(2_000)
     desk.until_plain()
     desk.begin()
-    desk.fail(*DENIED)
+    desk.map_failed(*DENIED)
     desk.now += 10.0
     end = desk.refuses()
     assert end is not None
@@ -488,7 +482,7 @@ def test_a_denial_leaves_alone_what_is_being_sorted_and_goes_plain() -> None:
     desk.until_plain()
     desk.pipeline.press(desk.now)
     job = desk.job()
-    desk.fail(*DENIED)
+    desk.map_failed(*DENIED)
     desk.now += 10.0
     late = desk.submit(1)
     desk.now += 1.0
@@ -514,8 +508,7 @@ def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then
     assert desk.pipeline.forget_shards(desk.now)
     desk.now += 1_000.0
     frame = desk.submit(10)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.take_job(desk.now) is None
+    assert not desk.begin()
     assert desk.pipeline.next_time() == desk.now + 10.0, "it answered before"
     desk.map_failed(*UNREACHABLE)
     desk.now += 10.0
@@ -542,8 +535,7 @@ def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> No
     desk.map_failed(*MISSING)
     frame = desk.submit(10)
     desk.now += 11.0
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.take_job(desk.now) is None, "its health decides"
+    assert not desk.begin(), "its health decides"
     assert desk.health is HealthState.SUSPECT
     desk.map_failed(*THROTTLED)
     desk.sort()
@@ -561,18 +553,6 @@ def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> No
 # ---- by itself
 
 
-def test_nothing_ends_a_wait_that_has_not_begun() -> None:
-    for aggregates in (True, False):
-        wait = MapWait(aggregates=aggregates)
-        wait.answered(5.0)
-        assert wait.ends_at == float("inf")
-        wait.begin(7.0, 10.0)
-        wait.begin(9.0, 10.0)
-        assert wait.ends_at == (17.0 if aggregates else 8.0)
-        wait.over()
-        assert wait.ends_at == float("inf")
-
-
 @pytest.mark.parametrize(
     "code",
     ["ResourceNotFoundException", "ExpiredTokenException", Code.CREDENTIALS, Code.CONFIGURATION, CREDENTIALS_LATE],
@@ -587,13 +567,6 @@ def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     assert wait.ends_at == (13.0 if code in UNANSWERED else 12.0)
 
 
-def test_credentials_that_fail_only_for_now_are_waited_for() -> None:
-    wait = MapWait(aggregates=True)
-    wait.begin(1.0, 10.0)
-    wait.failed("RequestExpired", "the clock is wrong", 2.0)
-    assert (wait.ends_at, wait.denied, wait.error) == (12.0, False, "RequestExpired: the clock is wrong")
-
-
 @pytest.mark.parametrize(("code", "message"), [DENIED, MISSING, THROTTLED])
 def test_nothing_of_a_wait_that_is_over_is_left(code: str, message: str) -> None:
     wait = MapWait(aggregates=True)
@@ -606,15 +579,3 @@ def test_nothing_of_a_wait_that_is_over_is_left(code: str, message: str) -> None
     wait.begin(20.0, 10.0)
     assert wait.ends_at == 30.0
     assert not wait.refuses(30.0)
-
-
-def test_rows_are_refused_from_the_end_of_a_wait_on_in_which_the_list_was_always_denied() -> None:
-    wait = MapWait(aggregates=True)
-    wait.begin(1.0, 10.0)
-    wait.failed(*DENIED, 4.0)
-    wait.failed(*DENIED, 6.0)
-    assert [wait.refuses(now) for now in (13.9, 14.0)] == [False, True]
-    wait.failed(*THROTTLED, 15.0)
-    assert not wait.refuses(15.0)
-    wait.failed(*DENIED, 20.0)
-    assert [wait.refuses(now) for now in (29.9, 30.0)] == [False, True]

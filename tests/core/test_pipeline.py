@@ -313,8 +313,7 @@ def test_without_a_map_plain_records_flow_through_one_lane_after_a_moment(denied
     desk = Desk(known=False)
     assert desk.wants_map
     frame = desk.submit(20)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.take_job(desk.now) is None
+    assert not desk.begin()
     assert desk.pipeline.next_time() == desk.now + 1.0
     assert desk.holding().cause == "shard_map"
     if denied:
@@ -335,8 +334,7 @@ def test_without_a_map_plain_records_flow_through_one_lane_after_a_moment(denied
 def test_plain_records_go_out_by_the_map_that_comes_in_time() -> None:
     desk = Desk(known=False)
     desk.submit(20)
-    desk.pipeline.press(desk.now)
-    assert desk.pipeline.take_job(desk.now) is None
+    assert not desk.begin()
     desk.set_map(even_map(1))
     desk.sort()
     desk.send().stored()

@@ -225,14 +225,6 @@ def health() -> StreamHealth:
     return StreamHealth(60.0, Random(1))
 
 
-def test_a_stream_that_never_worked_gets_no_patience() -> None:
-    stream = health()
-    assert (stream.state, stream.admits(0.0)) == (H.UNPROVEN, True)
-    stream.looks_permanent("ACCESS_DENIED", "no", 1.0)
-    assert (stream.state, stream.code, stream.message) == (H.BROKEN, "ACCESS_DENIED", "no")
-    assert not stream.admits(1.0)
-
-
 def test_a_stream_that_has_worked_gets_its_seconds_of_patience() -> None:
     stream = health()
     stream.stored()
