@@ -224,6 +224,9 @@ class Desk:
         """Until when the whole stream sends nothing, or 0."""
         return self.pipeline.sender.in_flight.hold_until
 
+    def in_outage(self) -> bool:
+        return self.pipeline.in_outage
+
     def hold(self, until: float) -> None:
         """As after failures of whole requests."""
         self.pipeline.sender.in_flight.hold_until = until

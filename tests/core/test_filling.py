@@ -194,7 +194,7 @@ def test_batches_whose_rows_have_expired_are_skipped() -> None:
 
 @pytest.mark.parametrize("ends", ["leaves", "expires"])
 def test_rows_that_are_aggregates_wait_apart_while_rows_go_plain_and_are_first_when_the_list_comes(ends: str) -> None:
-    ttl = {"record_ttl_seconds": 30.0} if ends == "expires" else {}
+    ttl: dict[str, Any] = {"record_ttl_seconds": 30.0} if ends == "expires" else {}
     service = Service(1, **ttl)
     desk = service.desk = Desk(known=False, aggregate=True, **ttl)
     inside = aggregate_of([InnerRecord(b"k", LOW, b"inside")])

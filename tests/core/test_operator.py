@@ -130,8 +130,7 @@ def test_a_lane_that_waits_for_its_pace_goes_on_at_once_where_it_may_send_more()
     desk = Desk(shard_rate_fraction=0.001)
     desk.put([(b"k", b"x" * 500, None)] * 20).stored()
     assert desk.try_send() is None
-    due = desk.due()
-    assert due > desk.now + 0.5
+    assert desk.due() > desk.now + 0.5
     reload(desk, shard_rate_fraction=100.0)
     due = desk.pipeline.next_time()
     assert due is None or due < desk.now + 0.11

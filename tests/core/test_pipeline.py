@@ -1177,33 +1177,33 @@ def test_a_stream_is_in_outage_while_nothing_passes_or_its_first_list_does_not_c
     desk = Desk(known=False, aggregate=aggregate)
     desk.map_failed(Code.UNREACHABLE, "no route to host")
     assert desk.pipeline.map_error == "UNREACHABLE: no route to host"
-    assert not desk.pipeline.in_outage, "no row waits"
+    assert not desk.in_outage(), "no row waits"
     desk.submit(4)
-    assert desk.pipeline.in_outage is aggregate
+    assert desk.in_outage() is aggregate
     desk.set_map(even_map(1))
     assert desk.pipeline.map_error == ""
-    assert not desk.pipeline.in_outage
+    assert not desk.in_outage()
     desk = Desk(request_max_records=1, aggregate=aggregate, aggregate_max_records=1)
     desk.queue(4)
     sents = desk.send_all()
     for sent in sents[:FAILURES_TO_HOLD]:
-        assert not desk.pipeline.in_outage
+        assert not desk.in_outage()
         sent.fail(UNSENT)
-    assert desk.pipeline.in_outage
+    assert desk.in_outage()
     sents[3].stored()
-    assert not desk.pipeline.in_outage
+    assert not desk.in_outage()
 
 
 def test_a_stream_whose_rows_go_plain_without_a_list_is_not_in_outage() -> None:
     desk = Desk(known=False, aggregate=True)
     desk.submit(4)
-    assert not desk.pipeline.in_outage, "nothing has failed yet"
+    assert not desk.in_outage(), "nothing has failed yet"
     desk.map_failed("LimitExceededException", "slow down")
-    assert desk.pipeline.in_outage
+    assert desk.in_outage()
     desk.now += 10.0
     desk.sort()
     assert desk.pipeline.goes_plain
-    assert not desk.pipeline.in_outage
+    assert not desk.in_outage()
     assert desk.holding().cause == "shard_map"
 
 
