@@ -229,3 +229,12 @@ def test_only_the_frame_that_cannot_be_sorted_gets_internal() -> None:
     desk.send().stored()
     assert desk.finished() == [first, last]
     assert desk.is_empty()
+
+
+def test_a_batch_whose_caller_has_left_waits_for_no_list_of_shards() -> None:
+    desk = Desk(known=False, aggregate=True)
+    desk.submit(1)
+    desk.pipeline.flush("caller")
+    assert desk.holding().cause == "shard_map"
+    desk.pipeline.discard("caller")
+    assert desk.holding().cause == "daemon"
