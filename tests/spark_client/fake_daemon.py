@@ -7,8 +7,10 @@ the test.  Without a script every frame is granted and acknowledged as stored, a
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +42,25 @@ def rows_of(body: Body) -> list[Row]:
     assert len(keys) == len(data) == len(hash_keys)
     present = [body.validity is None or bool(body.validity[i // 8] >> i % 8 & 1) for i in range(len(data))]
     return [(k, d if p else None, h) for k, d, h, p in zip(keys, data, hash_keys, present)]
+
+
+def ack_of(frame_id: int, records: int, failed: dict[int, frames.RowCode]) -> frames.Ack:
+    """Return the ACK of a frame of which these rows end as their code says, and the others are stored."""
+    codes = tuple(dict.fromkeys(failed.values()))
+    places = b"".join(codes.index(failed[row]).to_bytes(2, "little") for row in sorted(failed))
+    outcomes = [code.outcome for code in failed.values()]
+    return frames.Ack(
+        frame_id,
+        records,
+        records - len(failed),
+        outcomes.count(Outcome.NOT_STORED),
+        outcomes.count(Outcome.UNKNOWN),
+        outcomes.count(Outcome.RETURNED),
+        bitmap=sum(1 << row for row in failed).to_bytes((records + 7) // 8, "little") if failed else b"",
+        code_rows=places if len(codes) > 1 else b"",
+        codes=codes,
+        judged=bits([code.judged for code in codes]),
+    )
 
 
 class Session:
@@ -125,9 +146,14 @@ class Session:
         self.welcome(**changes)
         self.opened()
 
-    def take_frame(self) -> Body:
+    def grant(self) -> frames.Reserve:
+        """Grant the next RESERVE."""
         reserve = self.expect(frames.Reserve)
         self.send(frames.Grant(reserve.frame_id))
+        return reserve
+
+    def take_frame(self) -> Body:
+        reserve = self.grant()
         body = self.expect(Body)
         assert body.layout == reserve.layout
         return body
@@ -139,24 +165,7 @@ class Session:
 
     def fail(self, body: Body, failed: dict[int, frames.RowCode]) -> None:
         """The rows given end as their code says; the others are stored."""
-        codes = tuple(dict.fromkeys(failed.values()))
-        rows = sum(1 << row for row in failed)
-        places = b"".join(codes.index(failed[row]).to_bytes(2, "little") for row in sorted(failed))
-        ends = [code.outcome for code in failed.values()]
-        self.send(
-            frames.Ack(
-                body.frame_id,
-                body.layout.records,
-                body.layout.records - len(failed),
-                ends.count(Outcome.NOT_STORED),
-                ends.count(Outcome.UNKNOWN),
-                ends.count(Outcome.RETURNED),
-                bitmap=rows.to_bytes((body.layout.records + 7) // 8, "little"),
-                code_rows=places if len(codes) > 1 else b"",
-                codes=codes,
-                judged=bits([code.judged for code in codes]),
-            )
-        )
+        self.send(ack_of(body.frame_id, body.layout.records, failed))
 
     def refuse(self, reserve: frames.Reserve, code: str, message: str = "no", **limits: int) -> None:
         self.send(frames.Refused(reserve.frame_id, reserve.stream_id, code, message, **limits))
@@ -173,6 +182,12 @@ class Session:
                 elif isinstance(message, Body):
                     codes = {i: code for i, row in enumerate(rows_of(message)) if (code := bad(row)) is not None}
                     self.fail(message, codes) if codes else self.ack(message)
+
+    def ignore(self) -> None:
+        """Read what the client sends, and answer nothing, until it goes."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                self.read()
 
     def await_end(self) -> None:
         """The client goes, without another word but FLUSH."""
@@ -216,6 +231,17 @@ class FakeDaemon:
     def rows_of_streams(self) -> list[tuple[str, Row]]:
         return [row for session in self.sessions for row in session.rows]
 
+    @property
+    def outstanding(self) -> int:
+        """How many frames of the latest session are reserved, granted or sent."""
+        return self.sessions[-1].machine.outstanding
+
+    def link(self, name: str = "link") -> Path:
+        """Return another path of the socket, which a test may take away."""
+        path = Path(self.path).with_name(name)
+        os.link(self.path, path)
+        return path
+
     def runs(self, *scripts: Script) -> None:
         self.scripts = list(scripts)
 
@@ -256,12 +282,79 @@ def fake_daemon(path: Path) -> Iterator[FakeDaemon]:
         daemon.close()
 
 
-def in_turn(*steps: Callable[[Session], object]) -> Script:
+Step = Callable[[Session], object]
+
+
+def in_turn(*steps: Step) -> Script:
     def script(session: Session) -> None:
         for step in steps:
             step(session)
 
     return script
+
+
+def ends(*steps: Step, **welcome: Any) -> Script:
+    """Return a script: the daemon opens a stream, takes these steps, and is gone."""
+    return in_turn(lambda session: session.start(**welcome), *steps)
+
+
+def lasts(*steps: Step, **welcome: Any) -> Script:
+    """Return a script: the daemon opens a stream, takes these steps, and then waits for the client to go."""
+    return ends(*steps, Session.await_end, **welcome)
+
+
+def serves_after(*steps: Step, **welcome: Any) -> Script:
+    """Return a script: the daemon opens a stream, takes these steps, and then stores whatever comes."""
+    return ends(*steps, Session.serve, **welcome)
+
+
+def takes(frames_: int) -> Step:
+    """Return a step: grant and read so many frames, and acknowledge none."""
+    return in_turn(*[Session.take_frame] * frames_)
+
+
+def stores(frames_: int = 1, **counts: Any) -> Step:
+    """Return a step: take so many frames, and acknowledge each at once."""
+    return in_turn(*[lambda session: session.ack(session.take_frame(), **counts)] * frames_)
+
+
+def acks(*places: int) -> Step:
+    """Return a step: acknowledge frames by their place among those that came."""
+    return lambda session: [session.ack(session.bodies[place]) for place in places]
+
+
+def fails(place: int, failed: dict[int, frames.RowCode]) -> Step:
+    """Return a step: acknowledge the frame at a place, of which these rows failed."""
+    return lambda session: session.fail(session.bodies[place], failed)
+
+
+def expects(kind: type) -> Step:
+    return lambda session: session.expect(kind)
+
+
+def says(*messages: frames.Message) -> Step:
+    return lambda session: session.send(*messages)
+
+
+def refuses(code: str, message: str = "no", **limits: int) -> Step:
+    """Return a step: refuse the next RESERVE."""
+    return lambda session: session.refuse(session.expect(frames.Reserve), code, message, **limits)
+
+
+def refuses_stream(code: str, message: str = "no") -> Step:
+    """Return a step: refuse the next OPEN."""
+    return lambda session: session.send(frames.Refused(0, session.expect(frames.Open).stream_id, code, message))
+
+
+def waits(event: threading.Event) -> Step:
+    def step(session: Session) -> None:
+        assert event.wait(10)
+
+    return step
+
+
+dies: Script = ends(Session.take_frame)
+"""A script: the daemon is gone when it has taken a frame."""
 
 
 def close_with(code: str) -> Script:
@@ -275,12 +368,10 @@ def close_with(code: str) -> Script:
 RETURNED = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
 
 
-def refuses_the_first_stream(session: Session) -> None:
-    """A script: the first OPEN is one stream too many; then all goes well."""
-    session.welcome()
-    opened = session.expect(frames.Open)
-    session.send(frames.Refused(0, opened.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
-    session.serve()
+refuses_the_first_stream: Script = in_turn(
+    Session.welcome, refuses_stream(Code.STREAM_LIMIT, "64 streams are open"), Session.serve
+)
+"""A script: the first OPEN is one stream too many; then all goes well."""
 
 
 INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
@@ -288,3 +379,11 @@ TOO_LARGE = frames.RowCode(
     Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, "over the stream's 1048576 bytes a record", judged=True
 )
 EXPIRED = frames.RowCode(Outcome.NOT_STORED, Code.EXPIRED, "older than record_ttl_seconds")
+
+
+def until(happens: Callable[[], object]) -> None:
+    """Wait until something happens in another thread."""
+    gives_up = time.monotonic() + 10
+    while not happens():
+        assert time.monotonic() < gives_up
+        time.sleep(0.001)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from producerd.errors import Code, ConnectionFailed, ProtocolError, Refused
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError, Refused
 from producerd.wire import frames
 from spark_client import channel
-from spark_client.channel import Channel, Late, ask, dial
-from tests.spark_client.fake_daemon import FakeDaemon, Session, close_with, serve
+from spark_client.channel import Channel, Late, ask, dial, socket_paths
+from tests.spark_client.fake_daemon import (
+    FakeDaemon,
+    Session,
+    close_with,
+    expects,
+    in_turn,
+    says,
+    serve,
+)
 
 HELLO = frames.Hello(1, 1)
+HOST = socket.gethostname()
 
 
 class Clock:
@@ -41,6 +49,124 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+# ---- where a daemon is looked for, and what stands there instead
+
+
+def test_the_socket_is_looked_up_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PRODUCERD_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert socket_paths() == ("/run/producerd/producerd.sock",)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert socket_paths() == ("/run/producerd/producerd.sock", "/run/user/7/producerd/producerd.sock")
+    assert socket_paths(None, "/configured") == ("/configured",)
+    monkeypatch.setenv("PRODUCERD_SOCKET", "/environment")
+    assert socket_paths(None, "/configured") == ("/environment",)
+    assert socket_paths("/argument", "/configured") == ("/argument",)
+    assert socket_paths("/" + "x" * 106) == ("/" + "x" * 106,)
+    with pytest.raises(ConfigurationError, match="at most 107 bytes"):
+        socket_paths("/" + "x" * 107)
+
+
+def test_without_a_daemon_one_line_names_host_path_and_cure(clock: Clock, tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+    with pytest.raises(ConnectionFailed) as caught:
+        dial(HELLO, [path], 0.2)
+    assert caught.value.code == Code.DAEMON_ABSENT
+    assert str(caught.value) == (
+        f"no daemon to talk to on host {HOST} within 0.2 s ({path}: No such file or directory): "
+        "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
+        "or have tasks start one (daemon={...}; data source: daemon.region)"
+    )
+
+
+def test_the_second_usual_place_is_tried_too(daemon: FakeDaemon, tmp_path: Path) -> None:
+    found, _ = dial(HELLO, [str(tmp_path / "nobody.sock"), daemon.path], 10)
+    found.close()
+
+
+def test_a_daemon_that_dies_before_its_welcome_is_dialled_again(daemon: FakeDaemon, clock: Clock) -> None:
+    daemon.runs(lambda session: session.socket.close(), serve)
+    found, _ = dial(HELLO, [daemon.path], 5)
+    found.close()
+    assert clock.slept == [0.1]
+
+
+def test_a_daemon_that_accepts_but_does_not_answer_is_absent(daemon: FakeDaemon) -> None:
+    daemon.runs(in_turn(expects(frames.Hello), Session.await_end))
+    with pytest.raises(ConnectionFailed, match="connected, but nobody answers") as caught:
+        dial(HELLO, [daemon.path], 0.1)
+    assert caught.value.code == Code.DAEMON_ABSENT
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "advised"),
+    [
+        ("/run/producerd.sock", "Permission denied", True),
+        ("/run/node.admin.sock", "by its name this is the admin socket", False),
+    ],
+)
+def test_a_forbidden_socket_is_an_error_at_once(
+    path: str, said: str, advised: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice is to join the socket's group, except for the admin socket."""
+
+    def forbid(path: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(channel, "Channel", forbid)
+    with pytest.raises(ConnectionFailed, match=said) as caught:
+        dial(HELLO, [path], 30)
+    assert caught.value.code == Code.NOT_AUTHORIZED
+    assert ("socket_group" in str(caught.value)) is advised
+    assert clock.slept == []
+
+
+@pytest.mark.parametrize("name", ["node.admin.sock", "orders"])
+def test_the_admin_socket_is_named_with_the_one_to_give(daemon: FakeDaemon, name: str) -> None:
+    """By what answers there, not by its name."""
+    path = str(daemon.link(name))
+    http = b"HTTP/1.0 400 Bad Request\r\n\r\n"
+    daemon.runs(in_turn(expects(frames.Hello), lambda session: session.socket.sendall(http)))
+    right = path.replace(".admin", "") if name.endswith(".admin.sock") else channel.DEFAULT_SOCKET
+    with pytest.raises(ConfigurationError) as caught:
+        dial(HELLO, [path], 10)
+    text = str(caught.value)
+    assert text.startswith(f"{path} is the admin socket on host {HOST}: ")
+    assert f"by default {right} (socket=" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (Code.VERSION_MISMATCH, ConnectionFailed),
+        (Code.NOT_AUTHORIZED, ConnectionFailed),
+        (Code.PROTOCOL, ProtocolError),
+    ],
+)
+def test_a_close_instead_of_welcome_is_its_error(daemon: FakeDaemon, code: str, error: type[ConnectionFailed]) -> None:
+    daemon.runs(close_with(code))
+    with pytest.raises(error, match=f"because of {code}") as caught:
+        dial(HELLO, [daemon.path], 5)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"version": 2}, "WELCOME: version 2, a window of 64 frames"),
+        ({"window_frames": 0}, "WELCOME: version 1, a window of 0 frames"),
+    ],
+)
+def test_a_welcome_that_cannot_be_is_a_protocol_error(daemon: FakeDaemon, odd: dict[str, int], said: str) -> None:
+    daemon.runs(in_turn(lambda session: session.welcome(**odd), Session.await_end))
+    with pytest.raises(ProtocolError, match=f"^{said}$"):
+        dial(HELLO, [daemon.path], 5)
+
+
+# ---- for how long
+
+
 @pytest.mark.parametrize(("seconds", "slept"), [(0.35, [0.1, 0.1, 0.1, 0.05]), (0, [0.1])])
 def test_a_daemon_is_looked_for_until_the_time_out(
     clock: Clock, tmp_path: Path, seconds: float, slept: list[float]
@@ -61,13 +187,12 @@ def test_a_full_daemon_is_asked_less_and_less_often(daemon: FakeDaemon, clock: C
 
 def test_a_daemon_is_started_where_nobody_listens(daemon: FakeDaemon, clock: Clock) -> None:
     """The time that its start takes does not count."""
-    path = f"{daemon.path}.late"
 
     def start() -> None:
         clock.now += 100
-        os.link(daemon.path, path)
+        daemon.link("late")
 
-    found, _ = dial(HELLO, [path], 0.35, start)
+    found, _ = dial(HELLO, [str(Path(daemon.path).with_name("late"))], 0.35, start)
     found.close()
     assert clock.slept == []
 
@@ -82,16 +207,16 @@ def test_a_full_daemon_is_asked_again_after_a_pause_also_by_who_could_start_one(
 
 
 def test_a_daemon_that_was_started_and_is_full_has_the_time_out_that_is_left(daemon: FakeDaemon, clock: Clock) -> None:
-    path = f"{daemon.path}.late"
+    path = Path(daemon.path).with_name("late")
 
     def start() -> None:
-        if not os.path.exists(path):
+        if not path.exists():
             clock.now += 100
-            os.link(daemon.path, path)
+            daemon.link("late")
 
     daemon.runs(close_with(Code.CONNECTION_LIMIT))
     with pytest.raises(ConnectionFailed, match="because of CONNECTION_LIMIT") as caught:
-        dial(HELLO, [path], 0.35, start)
+        dial(HELLO, [str(path)], 0.35, start)
     assert caught.value.code == Code.CONNECTION_LIMIT
     assert clock.slept == [0.1, 0.2, 0.05]
 
@@ -136,14 +261,7 @@ def test_a_channel_waits_until_its_deadline_in_milliseconds(
 
 
 def asked(daemon: FakeDaemon, *answers: frames.Message, seconds: float = 10) -> frames.Opened:
-    def script(session: Session) -> None:
-        session.welcome()
-        session.expect(frames.Open)
-        for answer in answers:
-            session.send(answer)
-        session.await_end()
-
-    daemon.runs(script)
+    daemon.runs(in_turn(Session.welcome, expects(frames.Open), says(*answers), Session.await_end))
     found, _ = dial(HELLO, [daemon.path], 5)
     with contextlib.closing(found):
         return ask(found, frames.Open(1, "s"), frames.Opened, seconds)
@@ -166,7 +284,7 @@ def test_a_daemon_that_closes_instead_of_answering_says_why(
 ) -> None:
     with pytest.raises(error) as caught:
         asked(daemon, frames.Close(code, "a fault of ours"))
-    assert str(caught.value) == f"the daemon on host {socket.gethostname()} closed the session: a fault of ours"
+    assert str(caught.value) == f"the daemon on host {HOST} closed the session: a fault of ours"
     assert caught.value.code == code
 
 

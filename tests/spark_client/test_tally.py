@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,6 +54,19 @@ def test_rows_that_come_back_and_are_not_sent_again_are_failures() -> None:
         RowFailure(Code.DRAINING, "the daemon stops", 2, True, (0, 1), "s"),
     )
     assert (tally.records, tally.returned, tally.possible_duplicates) == (3, 2, 0)
+
+
+@pytest.mark.parametrize("sends_again", [False, True])
+def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(sends_again: bool) -> None:
+    """Of four: one stored, one unknown, two given back, of which one may be stored."""
+    unknown = RowCode(Outcome.UNKNOWN, Code.EXPIRED, "too old", True)
+    back = [RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops", maybe) for maybe in (False, True)]
+    ack = Ack(*(1, 4, 1, 0, 1, 2), bitmap=b"\x0e", code_rows=struct.pack("<3H", 0, 1, 2), codes=(unknown, *back))
+    tally, columns = Tally(), lay_out([b""] * 4, [b"x"] * 4)
+    assert tally.settle(ack, [10, 11, 12, 13], "s", columns, sends_again=sends_again) == ([2, 3] if sends_again else [])
+    assert (tally.records, tally.stored, tally.returned) == ((2, 1, 0) if sends_again else (4, 1, 2))
+    assert tally.possible_duplicates == (1 if sends_again else 0)
+    assert sum(failure.records for failure in tally.failures) == (1 if sends_again else 3)
 
 
 def test_bad_rows_come_before_the_good_ones_that_were_refused_with_them() -> None:
