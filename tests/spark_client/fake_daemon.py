@@ -67,7 +67,7 @@ class Session:
     """The daemon's side of one connection, one message at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(20)
+        sock.settimeout(60)
         self.socket = sock
         self.machine = Machine(Side.DAEMON, WINDOW_FRAMES)
         self.hello: frames.Hello | None = None
@@ -251,7 +251,7 @@ class FakeDaemon:
         self._acceptor.join(10)
         self._listener.close()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
         if self._errors:
             raise self._errors[0]
 

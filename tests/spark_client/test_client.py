@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import pickle
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,44 +33,49 @@ from producerd.wire import frames
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
 from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
+from tests.spark_client.clients import abandon, calling, client_of, client_threads, data_of, holds_back
 from tests.spark_client.fake_daemon import (
     INVALID,
     RETURNED,
     FakeDaemon,
-    Script,
     Session,
+    acks,
     close_with,
+    dies,
+    ends,
+    expects,
+    fails,
     in_turn,
+    lasts,
+    refuses_stream,
     refuses_the_first_stream,
+    says,
     serve,
+    serves_after,
+    stores,
+    takes,
+    until,
+    waits,
 )
 
+CLOSED = r"^PRODUCERD\[INTERNAL\]: this client is closed$"
+OPENED_IN_TIME = frames.Opened(2, 1 << 20, 100)
 
-def client_of(daemon: FakeDaemon, stream: str | None = "s", **options: Any) -> KinesisClient:
-    return KinesisClient(stream, socket=daemon.path, **{"connect_timeout_seconds": 1, **options})
+
+def bad_keys(*keys: bytes) -> Callable[[Session], None]:
+    """Return a script: rows with these keys fail."""
+    return in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] in keys else None))
 
 
-def holds_back(go_on: threading.Event) -> Script:
-    """Acknowledges the first frame when it may, and then serves."""
-
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.ack(body)
-        session.serve()
-
-    return script
+# ---- what is put, and how it ends
 
 
 def test_a_record_is_stored_when_its_future_is_done(daemon: FakeDaemon) -> None:
     """HELLO says that what is taken is delivered without its caller, and that good rows go without the bad ones."""
     with client_of(daemon) as client:
         assert client.put("ünï", "k", 2**127).result(10) is None
-        assert client.put(b"raw").result(10) is None
-        assert client.put(b"raw", "k").result(10) is None
-        assert client.put(b"raw", "ü").result(10) is None
-        assert client.put(b"raw", "k", 0).result(10) is None
+        for arguments in ((b"raw",), (b"raw", "k"), (b"raw", "ü"), (b"raw", "k", 0)):
+            assert client.put(*arguments).result(10) is None
         assert client.put(memoryview(b"view"), explicit_hash_key="7", stream="other").result(10) is None
     assert daemon.rows_of_streams == [
         ("s", (b"k", "ünï".encode(), b"%d" % 2**127)),
@@ -86,18 +90,9 @@ def test_a_record_is_stored_when_its_future_is_done(daemon: FakeDaemon) -> None:
     assert hello.pid == os.getpid()
 
 
-def test_records_are_acknowledged_while_nobody_calls(daemon: FakeDaemon) -> None:
-    """The future is done by the daemon's word alone, without a flush or another put."""
+def test_records_are_acknowledged_without_another_call(daemon: FakeDaemon) -> None:
     go_on, done = threading.Event(), threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.ack(body)
-        session.await_end()
-
-    daemon.runs(script)
+    daemon.runs(holds_back(go_on))
     with client_of(daemon) as client:
         future = client.put("x")
         assert not future.done()
@@ -107,17 +102,14 @@ def test_records_are_acknowledged_while_nobody_calls(daemon: FakeDaemon) -> None
 
 
 def test_an_acknowledgement_that_came_with_another_answer_is_not_left_unread(daemon: FakeDaemon) -> None:
-    """The call that is refused reads no further, and the socket has nothing more to wake anybody for."""
+    """The call that is refused reads no further, and the socket has nothing more to wake the thread for."""
 
-    def acknowledge_with_a_refusal(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
+    def acknowledges_with_a_refusal(session: Session) -> None:
         reserve = session.expect(frames.Reserve)
         refused = frames.Refused(reserve.frame_id, reserve.stream_id, Code.CREDENTIALS, "no keys")
-        session.send(refused, frames.Ack(body.frame_id, 1, 1, 0, 0, 0))
-        session.await_end()
+        session.send(refused, frames.Ack(1, 1, 1, 0, 0, 0))
 
-    daemon.scripts = [acknowledge_with_a_refusal]
+    daemon.runs(lasts(takes(1), acknowledges_with_a_refusal))
     with client_of(daemon) as client:
         first = client.put_many([Record(b"a", "k")])
         with pytest.raises(Refused):
@@ -125,21 +117,11 @@ def test_an_acknowledgement_that_came_with_another_answer_is_not_left_unread(dae
         first.result(5)
 
 
-def test_leaving_the_block_flushes(daemon: FakeDaemon) -> None:
-    """That includes records whose futures nobody keeps.  The client sends FLUSH, so that nothing lingers."""
-    said: list[object] = []
-
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        said.append(session.expect(frames.Flush))
-        session.ack(body)
-        session.await_end()
-
-    daemon.runs(script)
+def test_leaving_the_block_flushes_what_no_future_is_kept_of(daemon: FakeDaemon) -> None:
+    daemon.runs(lasts(takes(1), expects(frames.Flush), acks(0)))
     with client_of(daemon) as client:
         client.put("x")
-    assert len(said) == 1
+    assert len(daemon.rows) == 1
 
 
 def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) -> None:
@@ -148,8 +130,7 @@ def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) 
     records[500] = (b"y" * 20_000, "large")  # larger than a frame: alone
     records[501] = ("just data",)
     with client_of(daemon) as client:
-        future = client.put_many(records)
-        assert future.result(10) is None
+        assert client.put_many(records).result(10) is None
         assert client.put_many([]).result(10) is None
     assert [data for _, data, _ in daemon.rows[:500]] == [b"x" * (i % 90) for i in range(500)]
     assert daemon.rows[500:502] == [(b"large", b"y" * 20_000, None), (b"", b"just data", None)]
@@ -161,7 +142,7 @@ def test_many_records_are_cut_into_frames_and_stay_in_order(daemon: FakeDaemon) 
 
 @pytest.mark.promise("records-fail-named-place")
 def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon) -> None:
-    daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"bad" else None)))
+    daemon.runs(bad_keys(b"bad"))
     client = client_of(daemon)
     future = client.put_many([("a", "good"), ("SECRET", "bad"), ("c", "good")])
     with pytest.raises(RecordsFailed) as caught:
@@ -172,8 +153,7 @@ def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon
     )
     assert caught.value.failures[0].rows == (1,)
     client.flush()  # the future has raised it
-    bad = [client.put("e", "bad"), client.put_many([("f", "bad")])]
-    wait(bad, 10)
+    wait([client.put("e", "bad"), client.put_many([("f", "bad")])], 10)
     with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[RECORD_INVALID\]: 2 records failed since the last flush: "):
         client.flush()
     assert client.put("d", "good").result(10) is None
@@ -188,28 +168,21 @@ def test_records_that_fail_are_named_by_place_and_raised_once(daemon: FakeDaemon
 def test_a_flush_does_not_raise_what_a_callback_is_about_to_look_at(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
 
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.fail(body, {0: INVALID})
-        session.await_end()
-
     def look(future: Future[None]) -> None:
         time.sleep(0.05)  # the flush has found it done by now
         assert isinstance(future.exception(0), RecordsFailed)
 
-    daemon.runs(script)
+    daemon.runs(lasts(takes(1), waits(go_on), fails(0, {0: INVALID})))
     with client_of(daemon) as client:
         client.put_many([("x", "k")]).add_done_callback(look)
         go_on.set()
 
 
 def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemon) -> None:
-    def fails(row: Any) -> frames.RowCode:
+    def by_key(row: Any) -> frames.RowCode:
         return frames.RowCode(Outcome.NOT_STORED, row[0].decode(), "no")
 
-    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(fails)))
+    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(by_key)))
     client = client_of(daemon)
     for number in range(7):
         wait([client.put("x", f"Code{number}")], 10)
@@ -221,15 +194,32 @@ def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemo
     client.close()
 
 
+# ---- calls that wait
+
+
 def waits_for_room(session: Session) -> None:
-    """Grants one frame, never another; says CANCELLED and why."""
+    """A script: the daemon stores one frame, and refuses every other when the client cancels it."""
     session.start()
     session.ack(session.take_frame())
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             message = session.read()
             if isinstance(message, frames.Cancel):
                 session.send(frames.Refused(message.frame_id, 1, Code.CANCELLED, "the queue is full"))
+
+
+@pytest.fixture
+def blocked(daemon: FakeDaemon) -> Iterator[KinesisClient]:
+    """A client of which a call waits for room for a second."""
+    daemon.runs(waits_for_room)
+    client = client_of(daemon)
+    client.put("first").result(10)
+    with calling(lambda: client.put("a", timeout_seconds=1)) as errors:
+        until(lambda: daemon.outstanding)
+        yield client
+    assert [type(error) for error in errors] == [BackpressureTimeout]
+    client.close()
+    assert data_of(daemon) == [b"first"]
 
 
 def test_a_time_out_leaves_nothing_half_taken_and_says_where_to_go_on(daemon: FakeDaemon) -> None:
@@ -247,64 +237,110 @@ def test_a_time_out_leaves_nothing_half_taken_and_says_where_to_go_on(daemon: Fa
     assert len(daemon.rows) == 1
 
 
-def in_vain(client: KinesisClient, daemon: FakeDaemon) -> threading.Thread:
-    """A thread that waits in `put` for a second."""
-
-    def waits() -> None:
-        with pytest.raises(BackpressureTimeout):
-            client.put("a", timeout_seconds=1)
-
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    while not daemon.sessions[-1].machine.outstanding:
-        pass
-    return waiting
+def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(blocked: KinesisClient) -> None:
+    """The fixture sees that nothing of it is sent later."""
+    for seconds in (0.1, 0.01):
+        text = rf"within {seconds} s: another call of this client waits, too"
+        with pytest.raises(BackpressureTimeout, match=text):
+            blocked.put("b", timeout_seconds=seconds)
 
 
-def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(daemon: FakeDaemon) -> None:
-    daemon.runs(waits_for_room)
-    client = client_of(daemon)
-    client.put("first").result(10)
-    waiting = in_vain(client, daemon)
-    with pytest.raises(BackpressureTimeout, match=r"within 0\.1 s: another call of this client waits, too"):
-        client.put("b", timeout_seconds=0.1)
-    waiting.join()
-    client.close()
+def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
+    blocked: KinesisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            blocked.put("b", timeout_seconds=60)
 
 
 def test_a_caller_behind_another_one_that_waits_has_its_whole_time_out(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
+    def grants_late(session: Session) -> None:
         reserve = session.expect(frames.Reserve)
         time.sleep(0.2)  # more than the shortest time-out
         session.send(frames.Grant(reserve.frame_id))
-        session.ack(session.expect(Body))
-        session.serve()
+
+    daemon.runs(serves_after(grants_late, expects(Body), acks(0)))
+    with client_of(daemon) as client, calling(lambda: client.put("a", timeout_seconds=10)) as errors:
+        until(lambda: daemon.outstanding)
+        assert client.put("b", timeout_seconds=10).result(10) is None
+    assert not errors
+
+
+def test_a_future_is_done_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
+    """Its acknowledgement counts when it comes, not when the call that waits has ended."""
+    go_on = threading.Event()
+    grants = in_turn(expects(frames.Reserve), acks(0), waits(go_on), says(frames.Grant(2)), expects(Body), acks(1))
+    daemon.runs(lasts(takes(1), grants))
+    with client_of(daemon) as client:
+        first = client.put("x", timeout_seconds=10)
+        with calling(lambda: client.put("y")):
+            try:
+                assert first.result(5) is None
+            finally:
+                go_on.set()
+
+
+def test_the_time_out_of_put_many_is_that_of_the_call(daemon: FakeDaemon) -> None:
+    """Not of each of its frames: here one is taken every 0.3 s."""
+
+    def script(session: Session) -> None:
+        session.start(max_frame_records=1)
+        with contextlib.suppress(EOFError):
+            while not isinstance(message := session.read(), frames.Cancel):
+                if isinstance(message, frames.Reserve):
+                    time.sleep(0.3)
+                    session.send(frames.Grant(message.frame_id))
+                elif isinstance(message, Body):
+                    session.ack(message)
+            session.await_end()  # the GRANT crossed it
 
     daemon.runs(script)
     with client_of(daemon) as client:
-        waiting = threading.Thread(target=client.put, args=("a",), kwargs={"timeout_seconds": 10})
-        waiting.start()
-        while not daemon.sessions[-1].machine.outstanding:
-            pass
-        assert client.put("b", timeout_seconds=10).result(10) is None
-        waiting.join(10)
+        with pytest.raises(BackpressureTimeout) as caught:
+            client.put_many([("x",)] * 20, timeout_seconds=0.75)
+        assert caught.value.taken == 2
+
+
+def test_the_time_out_of_put_holds_for_the_next_daemon_too(daemon: FakeDaemon) -> None:
+    """One that has no room for what the last one had."""
+    sent_again = threading.Event()
+
+    def is_full(session: Session) -> None:
+        reserve = session.expect(frames.Reserve)
+        assert session.expect(frames.Cancel).frame_id == reserve.frame_id
+        session.refuse(reserve, Code.CANCELLED, "the queue is full")
+
+    full = serves_after(is_full, stores(), lambda _: sent_again.set())
+    daemon.runs(ends(takes(1), expects(frames.Reserve)), full)
+    with client_of(daemon) as client:
+        future = client.put("x")
+        with pytest.raises(BackpressureTimeout, match="the queue is full") as caught:
+            client.put("y", timeout_seconds=0.5)
+        assert caught.value.taken == 0
+        assert sent_again.wait(10), "no call is needed for it"
+        assert future.result(10) is None
+    assert [data for _, data, _ in daemon.rows] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("seconds", [0, 1e12], ids=["zero", "30,000 years"])
+def test_a_time_out_of_any_length_takes_the_room_that_there_is(daemon: FakeDaemon, seconds: float) -> None:
+    with client_of(daemon) as client:
+        assert client.put("x", timeout_seconds=seconds).result(10) is None
+        assert client.put_many([("y",)] * 30, timeout_seconds=seconds).result(10) is None
+        client.flush(1e12)
+
+
+# ---- flushes that wait
 
 
 def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        session.expect(frames.Flush)
-        session.expect(frames.Status)
-        session.send(frames.Blocked(1, 3.0, "the service answers slowly", queue_records=1, queue_limit_records=9))
-        assert go_on.wait(10)
-        session.ack(body)
-        session.await_end()
-
-    daemon.runs(script)
+    why = says(frames.Blocked(1, 3.0, "the service answers slowly", queue_records=1, queue_limit_records=9))
+    daemon.runs(lasts(takes(1), expects(frames.Flush), expects(frames.Status), why, waits(go_on), acks(0)))
     client = client_of(daemon)
     future = client.put("x")
     with pytest.raises(FlushTimeout, match=r"1 record is not acknowledged after 0\.1 s: the service answers slowly; "):
@@ -317,20 +353,7 @@ def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDa
 
 def test_what_is_sent_again_is_flushed_while_a_flush_waits_for_it(daemon: FakeDaemon) -> None:
     """Else it would linger at the next daemon, for up to an hour."""
-
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        session.expect(frames.Flush)
-
-    def lingers(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        session.expect(frames.Flush)
-        session.ack(body)
-        session.await_end()
-
-    daemon.runs(dies, lingers)
+    daemon.runs(ends(takes(1), expects(frames.Flush)), lasts(takes(1), expects(frames.Flush), acks(0)))
     with client_of(daemon) as client:
         future = client.put("x")
         client.flush(5)
@@ -338,15 +361,8 @@ def test_what_is_sent_again_is_flushed_while_a_flush_waits_for_it(daemon: FakeDa
 
 
 def test_a_flush_whose_time_passes_while_the_daemon_stops_gives_nothing_up(daemon: FakeDaemon) -> None:
-    def stops(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        session.expect(frames.Flush)
-        session.expect(frames.Status)
-        session.fail(body, {0: RETURNED})
-        session.send(frames.Close(Code.DRAINING, "it stops"))
-
-    daemon.runs(stops, serve)
+    gives_back = in_turn(fails(0, {0: RETURNED}), says(frames.Close(Code.DRAINING, "it stops")))
+    daemon.runs(ends(takes(1), expects(frames.Flush), expects(frames.Status), gives_back), serve)
     with client_of(daemon) as client:
         future = client.put("x")
         with pytest.raises(FlushTimeout, match=r"after 0\.2 s: .* closed the session: it stops; 1 frame"):
@@ -354,123 +370,56 @@ def test_a_flush_whose_time_passes_while_the_daemon_stops_gives_nothing_up(daemo
         assert future.result(10) is None
 
 
-def test_a_stream_that_takes_nothing_is_the_callers_error_alone(daemon: FakeDaemon) -> None:
+def test_closing_ends_in_time_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
+    daemon.runs(ends(takes(1), Session.ignore))
+    client = client_of(daemon)
+    future = client.put("x")
+    with calling(lambda: client.put("y", timeout_seconds=60)) as errors:
+        until(lambda: daemon.outstanding == 2)
+        text = r"1 record is not acknowledged after 0\.2 s: another call of this client waits"
+        with pytest.raises(FlushTimeout, match=text):
+            client.close(0.2)
+    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
+    with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
+        future.result(10)
+
+
+def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends no FLUSH later."""
+    monkeypatch.setattr("spark_client.client.ANSWER_SECONDS", 0.01)
+    go_on, stored = threading.Event(), threading.Event()
+    grants = in_turn(expects(frames.Reserve), waits(go_on), says(frames.Grant(2)), expects(Body))
+    no_flush = in_turn(expects(frames.Reserve), says(frames.Grant(3)), expects(Body), lambda _: stored.set())
+    daemon.runs(ends(takes(1), grants, no_flush, Session.ignore))
+    client = client_of(daemon)
+    client.put("a", timeout_seconds=60)
+    with calling(lambda: client.put("b", timeout_seconds=60)):
+        until(lambda: daemon.outstanding == 2)
+        with pytest.raises(FlushTimeout, match="another call of this client waits"):
+            client.flush(0.01)
+        go_on.set()
+    client.put("c", timeout_seconds=10)
+    assert stored.wait(10)
+    abandon(client)
+
+
+# ---- a daemon that refuses, stops or is lost
+
+
+@pytest.mark.parametrize("timeout_seconds", [None, 10], ids=["gathered", "put"])
+def test_a_stream_that_is_refused_is_the_callers_error_alone(daemon: FakeDaemon, timeout_seconds: float | None) -> None:
     daemon.runs(refuses_the_first_stream)
     with client_of(daemon) as client:
         with pytest.raises(Refused, match=r"^PRODUCERD\[STREAM_LIMIT\]: 64 streams"):
-            client.put("x", stream="one too many")
-        assert client.put("y").result(10) is None
+            client.put("x", timeout_seconds=timeout_seconds)
+        assert client.put("y", timeout_seconds=timeout_seconds).result(10) is None, "the next call asks again"
 
 
 def test_without_a_daemon_one_line_says_where_it_was_looked_for(daemon: FakeDaemon) -> None:
     with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_ABSENT\]: no daemon to talk to on host .*nobody"):
         KinesisClient("s", socket=daemon.path + ".nobody", connect_timeout_seconds=0)
-
-
-@pytest.mark.parametrize("timeout_seconds", [None, 10], ids=["gathered", "put"])
-def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
-    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture, timeout_seconds: float | None
-) -> None:
-    lost = threading.Event()
-    gone = f"the daemon on host {socket.gethostname()} is gone: 1 frame with 1 record is not acknowledged"
-
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        assert lost.wait(10)
-
-    daemon.runs(dies, serve)
-    with client_of(daemon, reconnect_timeout_seconds=0) as client:
-        future = client.put("x", timeout_seconds=timeout_seconds)
-        lost.set()
-        wait([future], 10)
-        with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 record failed") as caught:
-            client.flush()
-        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 frame with 1 record is not ack"):
-            future.result(10)
-        assert caught.value.failures == (RowFailure(Code.DAEMON_LOST, gone, 1, True, (), "s"),)
-        assert client.put("y").result(10) is None
-    assert [record.message for record in caplog.records] == [f"the session has ended: {gone}"]
-
-
-def test_a_lost_daemon_is_looked_for_when_somebody_calls(daemon: FakeDaemon) -> None:
-    daemon.runs(in_turn(Session.start, Session.take_frame), close_with(Code.NOT_AUTHORIZED), serve)
-    client = client_of(daemon, reconnect_timeout_seconds=0)
-    assert isinstance(client.put("x").exception(10), ConnectionFailed)
-    client._owner._wake()
-    while select.select([client._owner._woken], [], [], 0)[0]:
-        pass
-    with pytest.raises(ConnectionFailed, match="because of NOT_AUTHORIZED"):
-        client.put("y")
-    assert client.put("z").result(10) is None
-    client._owner.end()
-
-
-def test_a_client_that_has_lost_its_daemon_ends_too(daemon: FakeDaemon) -> None:
-    daemon.runs(in_turn(Session.start, Session.take_frame))
-    client = client_of(daemon, reconnect_timeout_seconds=0)
-    assert isinstance(client.put("x").exception(10), ConnectionFailed)
-    time.sleep(0.05)  # so that its thread sleeps
-    client._owner.end()
-    client._owner._thread.join(10)
-    assert not client._owner._thread.is_alive()
-
-
-def test_a_call_ends_if_the_client_is_closed_while_it_connects(daemon: FakeDaemon) -> None:
-    is_asked, is_closed = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-
-    def has_no_room(session: Session) -> None:
-        is_asked.set()
-        assert is_closed.wait(10)
-        with contextlib.suppress(EOFError, ConnectionError):
-            session.start()
-            while True:
-                session.read()
-
-    def waits() -> None:
-        with pytest.raises(ProducerdError) as caught:
-            client.put("y", timeout_seconds=3)
-        errors.append(caught.value)
-
-    daemon.runs(in_turn(Session.start, Session.take_frame), has_no_room)
-    client = client_of(daemon, reconnect_timeout_seconds=0)
-    assert isinstance(client.put("x").exception(10), ConnectionFailed)
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    assert is_asked.wait(10)
-    client.close()
-    is_closed.set()
-    waiting.join(10)
-    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
-
-
-def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDaemon) -> None:
-    def dies(session: Session) -> None:
-        session.start(max_frame_records=1)
-        session.ack(session.take_frame())
-        session.expect(frames.Reserve)
-
-    daemon.runs(dies)
-    client = client_of(daemon, reconnect_timeout_seconds=0)
-    with pytest.raises(ConnectionFailed, match="every record that was sent is acknowledged") as caught:
-        client.put_many([("x",), ("y",)])
-    assert caught.value.taken == 1
-    client.flush()
-    client.close()
-
-
-def test_a_lost_daemon_is_waited_for_and_what_it_had_is_sent_again(daemon: FakeDaemon) -> None:
-    """By itself, while nobody calls."""
-
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-
-    daemon.runs(dies, serve)
-    with client_of(daemon) as client:
-        assert client.put("x").result(10) is None
-    assert len(daemon.sessions) == 2
 
 
 def test_a_daemon_that_ends_the_session_says_why(daemon: FakeDaemon) -> None:
@@ -479,75 +428,163 @@ def test_a_daemon_that_ends_the_session_says_why(daemon: FakeDaemon) -> None:
         client_of(daemon)
 
 
-def test_many_threads_share_a_client(daemon: FakeDaemon) -> None:
-    futures: list[list[Future[None]]] = [[] for _ in range(8)]
-    with client_of(daemon) as client:
-
-        def puts(number: int) -> None:
-            futures[number] += [client.put(f"{number}:{i}") for i in range(50)]
+@pytest.mark.parametrize("timeout_seconds", [None, 10], ids=["gathered", "put"])
+def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture, timeout_seconds: float | None
+) -> None:
+    lost = threading.Event()
+    gone = f"the daemon on host {socket.gethostname()} is gone: 1 frame with 1 record is not acknowledged"
+    daemon.runs(ends(takes(1), waits(lost)), serve)
+    with client_of(daemon, reconnect_timeout_seconds=0) as client:
+        future = client.put("x", timeout_seconds=timeout_seconds)
+        lost.set()
+        wait([future], 10)
+        with pytest.raises(RecordsFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: 1 record failed") as flushed:
             client.flush()
+        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_LOST\]: .*1 record is not ack") as caught:
+            future.result(10)
+        assert flushed.value.failures == (RowFailure(Code.DAEMON_LOST, gone, 1, True, (), "s"),)
+        assert str(flushed.value).count("PRODUCERD[") == str(caught.value).count("PRODUCERD[") == 1
+        assert client.put("y").result(10) is None
+    assert [record.message for record in caplog.records] == [f"the session has ended: {gone}"]
 
+
+def test_a_lost_daemon_is_looked_for_by_the_next_call_and_not_before(daemon: FakeDaemon) -> None:
+    daemon.runs(ends(expects(frames.Reserve)), close_with(Code.NOT_AUTHORIZED), serve)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    with pytest.raises(ConnectionFailed, match="is gone"):
+        client.put("x", timeout_seconds=10)
+    time.sleep(0.05)  # its thread wakes once more
+    with pytest.raises(ConnectionFailed, match="because of NOT_AUTHORIZED"):
+        client.put("y")
+    assert client.put("z").result(10) is None
+    abandon(client)
+
+
+def test_a_call_ends_if_the_client_is_closed_while_it_connects(daemon: FakeDaemon) -> None:
+    is_asked, is_closed = threading.Event(), threading.Event()
+
+    def has_no_room(session: Session) -> None:
+        is_asked.set()
+        assert is_closed.wait(10)
+        with contextlib.suppress(EOFError, ConnectionError):
+            session.start()
+        session.ignore()
+
+    daemon.runs(dies, has_no_room)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    assert isinstance(client.put("x").exception(10), ConnectionFailed)
+    with calling(lambda: client.put("y", timeout_seconds=3)) as errors:
+        assert is_asked.wait(10)
+        client.close()
+        is_closed.set()
+    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
+
+
+def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDaemon) -> None:
+    daemon.runs(ends(stores(), expects(frames.Reserve), max_frame_records=1))
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    with pytest.raises(ConnectionFailed, match="every record that was sent is acknowledged") as caught:
+        client.put_many([("x",), ("y",)])
+    assert caught.value.taken == 1
+    client.flush()
+    client.close()
+
+
+def test_what_a_lost_daemon_had_is_sent_again_in_order_without_another_call(daemon: FakeDaemon) -> None:
+    daemon.runs(ends(takes(4), max_frame_records=2), serve)
+    with client_of(daemon) as client:
+        first = client.put_many([("1",), ("2",), ("3",), ("4",)])
+        second = client.put_many([("5",), ("6",), ("7",), ("8",)])
+        assert first.result(10) is second.result(10) is None
+    assert data_of(daemon, 1) == [b"%d" % i for i in range(1, 9)]
+
+
+def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) -> None:
+    daemon.runs(ends(takes(1), says(frames.Ack(1, 5, 5, 0, 0, 0))), serve)
+    with client_of(daemon) as client:
+        with pytest.raises(ConnectionFailed, match="ACK of 5 records for a frame of 1"):
+            client.put("x").result(10)
+        assert client.put("y").result(10) is None
+
+
+def test_a_stream_that_the_next_daemon_refuses_leaves_no_future_open(daemon: FakeDaemon) -> None:
+    """And is no later call's error."""
+    refuses_it = in_turn(Session.welcome, refuses_stream(Code.NOT_AUTHORIZED, "not in streams_allowed"))
+    daemon.runs(dies, in_turn(refuses_it, Session.await_end), serve)
+    with client_of(daemon) as client:
+        with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[NOT_AUTHORIZED\]: stream s: not in streams_allowed"):
+            client.put("x").result(10)
+        assert client.put("y", stream="other").result(10) is None
+
+
+def test_an_idle_client_outlives_any_number_of_daemons(daemon: FakeDaemon) -> None:
+    """What was never sent did not end them."""
+    last = MOST_FRUITLESS_SESSIONS + 3
+    daemon.runs(*[in_turn(Session.welcome)] * last, serve)
+    with client_of(daemon) as client:
+        until(lambda: len(daemon.sessions) > last)
+        assert client.put("x").result(10) is None
+    assert len(daemon.sessions) == last + 1, "the connection was never given up"
+
+
+def test_an_open_that_is_answered_late_is_no_other_stream_s(daemon: FakeDaemon) -> None:
+    late_refusal = frames.Refused(0, 1, Code.STREAM_LIMIT, "64 streams are open")
+    answers = in_turn(expects(frames.Open), expects(frames.Open), says(late_refusal, OPENED_IN_TIME))
+    daemon.runs(in_turn(Session.welcome, answers, Session.serve))
+    with client_of(daemon) as client:
+        with pytest.raises(BackpressureTimeout):
+            client.put("x", stream="late", timeout_seconds=0.2)
+        assert client.put("y").result(10) is None
+        assert client.put("x", stream="late").result(10) is None
+    assert daemon.rows_of_streams == [("s", (b"", b"y", None)), ("late", (b"", b"x", None))]
+
+
+# ---- threads, processes and the end
+
+
+def test_many_threads_share_a_client_and_each_keeps_its_order(daemon: FakeDaemon) -> None:
+    futures: list[list[Future[None]]] = [[] for _ in range(8)]
+
+    def puts(number: int) -> None:
+        futures[number] += [client.put(f"{number}:{i}") for i in range(200)]
+        client.flush()
+
+    with client_of(daemon) as client:
         threads = [threading.Thread(target=puts, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         done, left = wait([future for of_one in futures for future in of_one], 0)
-        assert (len(done), len(left)) == (400, 0)
+        assert (len(done), len(left)) == (1_600, 0)
     arrived = [data.decode() for _, data, _ in daemon.rows if data]
     for number in range(8):
-        mine = [data for data in arrived if data.startswith(f"{number}:")]
-        assert mine == [f"{number}:{i}" for i in range(50)]
-
-
-def test_what_was_taken_cannot_be_cancelled(daemon: FakeDaemon) -> None:
-    go_on = threading.Event()
-
-    daemon.runs(holds_back(go_on))
-    with client_of(daemon) as client:
-        future = client.put("x")
-        assert not future.cancel()
-        go_on.set()
-        assert future.result(10) is None
-        assert client.put("the thread lives on").result(10) is None
+        assert [data for data in arrived if data.startswith(f"{number}:")] == [f"{number}:{i}" for i in range(200)]
 
 
 def test_an_error_in_the_block_is_not_kept_waiting(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        session.await_end()
-
-    daemon.runs(script)
-    futures = []
-
-    def fails() -> None:
-        with client_of(daemon) as client:
-            futures.append(client.put("x", timeout_seconds=10))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
-    (future,) = futures
+    daemon.runs(lasts(takes(1)))
+    client = client_of(daemon)
+    future = client.put("x", timeout_seconds=10)
+    with pytest.raises(KeyError), client:
+        raise KeyError
     with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
         future.result(10)
 
 
-def test_a_closed_client_and_one_of_another_process_say_so(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_is_closed_says_so(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(daemon)
+    thread = client_threads()[-1]
     client.put("x").result(10)
-    client._owner._pid += 1
-    with pytest.raises(ProducerdError, match="after a fork, make one in the child"):
-        client.put("x")
-    client._owner._pid -= 1
     client.close()
-    with pytest.raises(ProducerdError, match="this client is closed"):
+    with pytest.raises(ProducerdError, match=CLOSED):
         client.put("x")
     client.close()
-    client._owner._thread.join(10)
+    thread.join(10)
     with monkeypatch.context() as patched:  # the system gives the thread's number to a later one
-        patched.setattr("spark_client.client.threading", SimpleNamespace(get_ident=lambda: client._owner._thread.ident))
-        with pytest.raises(ProducerdError, match="this client is closed"):
+        patched.setattr("spark_client.client.threading", SimpleNamespace(get_ident=lambda: thread.ident))
+        with pytest.raises(ProducerdError, match=CLOSED):
             client.put("x")
 
 
@@ -563,9 +600,9 @@ def test_a_client_that_ends_takes_no_more_while_its_thread_is_busy(daemon: FakeD
     client.put("x").add_done_callback(back)
     go_on.set()
     assert is_called.wait(10)
-    client._owner.end()
+    abandon(client)
     try:
-        with pytest.raises(ProducerdError, match=r"^PRODUCERD\[INTERNAL\]: this client is closed$"):
+        with pytest.raises(ProducerdError, match=CLOSED):
             client.put("y")
     finally:
         ended.set()
@@ -575,53 +612,118 @@ def test_a_client_that_ends_takes_no_more_while_its_thread_is_busy(daemon: FakeD
 def test_a_client_whose_thread_has_died_is_closed(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call waits for it, whatever ended it."""
 
-    def dies() -> None:
+    def exits() -> None:
         raise SystemExit
 
+    monkeypatch.setattr("spark_client.client.select", SimpleNamespace(poll=exits))
     client = client_of(daemon)
-    monkeypatch.setattr(client._owner, "_next", dies)
+    until(lambda: not client_threads())
     for _ in range(2):
-        with pytest.raises(ProducerdError, match=r"^PRODUCERD\[INTERNAL\]: this client is closed$"):
+        with pytest.raises(ProducerdError, match=CLOSED):
             client.put("x", timeout_seconds=10)
-    client._owner._thread.join(10)
     client.close()
 
 
 def test_an_error_that_is_not_the_daemons_is_raised_as_it_is_also_at_the_end(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
-        client._owner.end()
+    def breaks(*_: object) -> None:
+        abandon(client)
         raise ValueError("not ours")
 
-    monkeypatch.setattr(Connection, "open", fails)
+    monkeypatch.setattr(Connection, "open", breaks)
     client = client_of(daemon)
     with pytest.raises(ValueError, match=r"^not ours$"):
         client.put("x", timeout_seconds=10)
 
 
+def sockets() -> int:
+    """Return how many sockets this process has open."""
+    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("loses_its_daemon", [False, True])
+def test_nothing_is_left_of_a_client_that_has_ended(daemon: FakeDaemon, loses_its_daemon: bool) -> None:
+    """Neither a thread nor a socket, also where it has no connection."""
+    daemon.runs(*[dies] * loses_its_daemon, serve)
+    before = sockets()
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    thread = client_threads()[-1]
+    assert thread.daemon, "a program that does not close its client ends, too"
+    assert isinstance(client.put("x").exception(10), ConnectionFailed) is loses_its_daemon
+    time.sleep(0.05)  # so that its thread sleeps
+    abandon(client)
+    thread.join(10)
+    assert not thread.is_alive()
+    until(lambda: sockets() == before)
+
+
+def test_in_a_child_process_nothing_touches_the_parent_s_session(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a call, nor leaving the block there."""
+    client, pid = client_of(daemon), os.getpid()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: pid + 1)
+        for call in (lambda: client.put("x"), lambda: client.put_many([("x",)]), client.flush, client.close):
+            with pytest.raises(ProducerdError, match="after a fork, make one in the child"):
+                call()
+        abandon(client)
+    assert client.put("x").result(10) is None
+    client.close()
+    assert len(daemon.sessions) == 1
+
+
+def test_a_client_is_not_sent_to_another_process(daemon: FakeDaemon) -> None:
+    with client_of(daemon) as client, pytest.raises(TypeError, match="make one where it is used"):
+        pickle.dumps(client)
+
+
+# ---- arguments
+
+
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ((5,), "record 1: data is int: give text or bytes"),
-        ((None,), "record 1: data is NoneType: give text or bytes"),
-        (("d", b"k"), "record 1: partition_key is bytes: give text or None"),
-        (("d", "k", 1.5), "record 1: explicit_hash_key is float: give a number or None"),
-        (("d", "k", True), "record 1: explicit_hash_key is bool: give a number or None"),
-        (("d", "k", 1, 2), r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
-        ((), r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
-        ("abc", r"record 1: give a Record or a tuple \(data, partition_key, explicit_hash_key\)"),
+        ((5,), "data is int: give text or bytes"),
+        ((None,), "data is NoneType: give text or bytes"),
+        (("d", b"k"), "partition_key is bytes: give text or None"),
+        (("d", "k", 1.5), "explicit_hash_key is float: give a number or None"),
+        (("d", "k", True), "explicit_hash_key is bool: give a number or None"),
+        *(
+            (record, r"give a Record or a tuple \(data, partition_key, explicit_hash_key\)")
+            for record in (("d", "k", 1, 2), (), "abc")
+        ),
     ],
 )
 def test_a_record_of_another_type_is_named_by_place_and_nothing_is_taken(
     daemon: FakeDaemon, record: Any, said: str
 ) -> None:
     with client_of(daemon) as client:
-        with pytest.raises(TypeError, match=f"^{said}$"):
+        with pytest.raises(TypeError, match=f"^record 1: {said}$"):
             client.put_many([("good",), record])
         with pytest.raises(TypeError, match=r"^record 0: data is int: give text or bytes$"):
             client.put(5)  # type: ignore[arg-type]
     assert daemon.rows == []
+
+
+@pytest.mark.parametrize("record", [("SECRET\udc80",), ("d", "SECRET\udc80"), ("d", "k", "\udc80")])
+def test_a_record_that_is_no_text_is_named_by_place_and_not_quoted(daemon: FakeDaemon, record: Any) -> None:
+    odd = "its text cannot be written as UTF-8, or its number not at all$"
+    with client_of(daemon) as client:
+        with pytest.raises(ValueError, match=f"^record 1: {odd}"):
+            client.put_many([("good",), record])
+        with pytest.raises(ValueError, match=f"^record 0: {odd}"):
+            client.put(b"d", "SECRET\udc80")
+
+
+@pytest.mark.parametrize("stream", [5, b"flights", ("flights",)])
+def test_a_stream_of_another_type_is_the_callers_error_alone(daemon: FakeDaemon, stream: Any) -> None:
+    with client_of(daemon) as client:
+        future = client.put("x")
+        with pytest.raises(TypeError, match=r"^stream is .*: give the Kinesis stream's name"):
+            client.put("y", stream=stream)
+        assert future.result(10) is None
 
 
 def test_no_stream_is_no_call(daemon: FakeDaemon) -> None:
@@ -660,57 +762,48 @@ def test_on_disconnect_may_be_discard_and_a_client_shows_its_stream_and_socket(d
     assert daemon.hellos[0].on_disconnect == frames.OnDisconnect.DISCARD
 
 
-def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert isinstance(body, Body)
-        session.send(frames.Ack(body.frame_id, 5, 5, 0, 0, 0))
-
-    daemon.runs(script, serve)
-    client = client_of(daemon)
-    future = client.put("x")
-    with pytest.raises(ConnectionFailed, match="ACK of 5 records for a frame of 1"):
-        future.result(10)
-    assert client.put("y").result(10) is None
-    client.close()
+# ---- callbacks, and handlers of the log
 
 
 @pytest.mark.parametrize("call", ["put", "put_many", "flush", "close"])
-def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(daemon: FakeDaemon, call: str) -> None:
+def test_a_callback_that_would_wait_for_its_own_thread_is_refused(daemon: FakeDaemon, call: str) -> None:
     """A future's callbacks run in the thread that all calls wait for: an error at once, and no call hangs."""
-    go_on, told = threading.Event(), threading.Event()
+    go_on = threading.Event()
     errors: list[BaseException] = []
 
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.ack(body)
-        session.serve()
-
     def back(_: Future[None]) -> None:
-        calls: dict[str, Callable[[], object]] = {
-            "put": lambda: client.put("y"),
-            "put_many": lambda: client.put_many([("y",)]),
-        }
+        arguments = {"put": ["y"], "put_many": [[("y",)]]}.get(call, [])
         try:
-            {**calls, "flush": client.flush, "close": client.close}[call]()
+            getattr(client, call)(*arguments)
         except ProducerdError as error:
             errors.append(error)
-        told.set()
 
-    daemon.runs(script)
-    client = client_of(daemon)
-    future = client.put("x")
-    future.add_done_callback(back)
-    go_on.set()
-    assert told.wait(10)
-    (error,) = errors
-    assert "called in a future's callback, which runs in the client's own thread" in str(error)
-    assert future.result(10) is None
-    assert client.put("the thread lives on").result(10) is None
-    client.close()
+    daemon.runs(holds_back(go_on))
+    with client_of(daemon) as client:
+        future = client.put("x")
+        future.add_done_callback(back)
+        go_on.set()
+        until(lambda: errors)
+        assert "called in a future's callback, which runs in the client's own thread" in str(errors[0])
+        assert future.result(10) is None
+        assert client.put("the thread lives on").result(10) is None
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_harms_no_other_future(daemon: FakeDaemon, error: type[BaseException]) -> None:
+    go_on = threading.Event()
+
+    def back(_: Future[None]) -> None:
+        raise error("SECRET")
+
+    daemon.runs(serves_after(takes(2), waits(go_on), acks(0, 1)))
+    with client_of(daemon) as client:
+        first, second = client.put("x", timeout_seconds=10), client.put("y", timeout_seconds=10)
+        assert not first.cancel(), "what was taken cannot be cancelled"
+        first.add_done_callback(back)
+        go_on.set()
+        assert second.result(10) is None
+        assert client.put("the thread lives on").result(10) is None
 
 
 def test_a_log_handler_that_raises_ends_no_future(daemon: FakeDaemon) -> None:
@@ -723,18 +816,11 @@ def test_a_log_handler_that_raises_ends_no_future(daemon: FakeDaemon) -> None:
             lines.append(record.getMessage())
             client.put(lines[-1])
 
-    def blocks(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        session.send(frames.Blocked(1, 3.0, "the queue is full"))
-        assert go_on.wait(10)
-        session.ack(body)
-        session.serve()
-
     def exits(_: Future[None]) -> None:
         raise SystemExit
 
-    daemon.runs(in_turn(Session.start, Session.take_frame), blocks)
+    blocks = serves_after(takes(1), says(frames.Blocked(1, 3.0, "the queue is full")), waits(go_on), acks(0))
+    daemon.runs(dies, blocks, dies, serve)
     log, handler = logging.getLogger("producerd.client"), Sends()
     log.addHandler(handler)
     try:
@@ -744,383 +830,10 @@ def test_a_log_handler_that_raises_ends_no_future(daemon: FakeDaemon) -> None:
             go_on.set()
             assert future.result(10) is None
             assert client.put("the thread lives on").result(10) is None
+        with client_of(daemon, reconnect_timeout_seconds=0) as client:
+            assert isinstance(client.put("x").exception(10), ConnectionFailed)
+            assert client.put("the thread lives on").result(10) is None
     finally:
         log.removeHandler(handler)
-    said = ["looking for it", "blocked for", "a callback of a future"]
+    said = ["looking for it", "blocked for", "a callback of a future", "the session has ended"]
     assert [part for part, line in zip(said, lines) if part in line] == said
-
-
-@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_a_callback_that_raises_harms_nobody_else(daemon: FakeDaemon, error: type[BaseException]) -> None:
-    go_on = threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        bodies = [session.take_frame(), session.take_frame()]
-        assert go_on.wait(10)
-        for body in bodies:
-            session.ack(body)
-        session.serve()
-
-    def back(_: Future[None]) -> None:
-        raise error("SECRET")
-
-    daemon.runs(script)
-    with client_of(daemon) as client:
-        first, second = client.put("x", timeout_seconds=10), client.put("y", timeout_seconds=10)
-        first.add_done_callback(back)
-        go_on.set()
-        assert second.result(10) is None
-        assert client.put("the thread lives on").result(10) is None
-
-
-def test_a_future_is_done_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
-    """Its acknowledgement counts when it comes, not when the call that waits has ended."""
-    waits = threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        session.expect(frames.Reserve)  # of the second call, which is granted when the first is known to be done
-        session.ack(body)
-        assert waits.wait(10)
-        session.send(frames.Grant(2))
-        session.ack(session.expect(Body))
-        session.await_end()
-
-    daemon.runs(script)
-    with client_of(daemon) as client:
-        first = client.put("x", timeout_seconds=10)
-        waiting = threading.Thread(target=client.put, args=("y",))
-        waiting.start()
-        try:
-            assert first.result(5) is None
-        finally:
-            waits.set()
-            waiting.join(10)
-
-
-def test_a_flush_ends_in_time_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        with contextlib.suppress(EOFError, ConnectionError):
-            while True:
-                session.read()  # the second call is never granted
-
-    daemon.runs(script)
-    client = client_of(daemon)
-    future = client.put("x")
-    errors: list[BaseException] = []
-
-    def waits() -> None:
-        try:
-            client.put("y", timeout_seconds=60)
-        except ProducerdError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    while daemon.sessions[-1].machine.outstanding < 2:
-        pass
-    flushed: list[BaseException] = []
-
-    def flushes() -> None:
-        try:
-            client.close(0.2)
-        except ProducerdError as error:
-            flushed.append(error)
-
-    flushing = threading.Thread(target=flushes)
-    flushing.start()
-    flushing.join(10)
-    waiting.join(10)
-    assert [type(error) for error in flushed] == [FlushTimeout]
-    assert "1 record is not acknowledged after 0.2 s: another call of this client waits" in str(flushed[0])
-    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
-    with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
-        future.result(10)
-
-
-def test_calls_whose_time_passed_before_their_turn_leave_nothing_behind(daemon: FakeDaemon) -> None:
-    """Else a program that tries again and again during an outage would keep every try's records."""
-    daemon.runs(waits_for_room)
-    client = client_of(daemon)
-    client.put("first").result(10)
-    waiting = in_vain(client, daemon)
-    for _ in range(5):
-        with pytest.raises(BackpressureTimeout):
-            client.put("b", timeout_seconds=0.01)
-    assert not client._owner._steps
-    waiting.join()
-    client.close()
-
-
-def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_client.client.ANSWER_SECONDS", 0.01)
-
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        session.expect(frames.Reserve)
-        reserved.set()
-        session.await_end()
-
-    def waits() -> None:
-        with pytest.raises(ConnectionFailed):
-            client.put("b", timeout_seconds=60)
-
-    reserved = threading.Event()
-    daemon.runs(script)
-    client = client_of(daemon)
-    client.put("a", timeout_seconds=60)
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    assert reserved.wait(10)
-    with pytest.raises(FlushTimeout, match="another call of this client waits"):
-        client.flush(0.01)
-    assert not client._owner._steps
-    client._owner.end()
-    waiting.join(10)
-
-
-def test_a_stream_that_the_next_daemon_refuses_leaves_no_future_open(daemon: FakeDaemon) -> None:
-    """And is no later call's error."""
-
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-
-    def refuses(session: Session) -> None:
-        session.welcome()
-        opened = session.expect(frames.Open)
-        session.send(frames.Refused(0, opened.stream_id, Code.NOT_AUTHORIZED, "not in streams_allowed"))
-        session.await_end()
-
-    daemon.runs(dies, refuses, serve)
-    client = client_of(daemon)
-    future = client.put("x")
-    with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[NOT_AUTHORIZED\]: stream s: not in streams_allowed"):
-        future.result(10)
-    assert client.put("y", stream="other").result(10) is None
-    client.close()
-
-
-def test_the_time_out_of_put_holds_for_the_next_daemon_too(daemon: FakeDaemon) -> None:
-    """One that has no room for what the last one had."""
-    sent_again = threading.Event()
-
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        session.expect(frames.Reserve)
-
-    def full(session: Session) -> None:
-        session.start()
-        reserve = session.expect(frames.Reserve)
-        assert session.expect(frames.Cancel).frame_id == reserve.frame_id
-        session.send(frames.Refused(reserve.frame_id, 1, Code.CANCELLED, "the queue is full"))
-        session.ack(session.take_frame())
-        sent_again.set()
-        session.serve()
-
-    daemon.runs(dies, full)
-    with client_of(daemon) as client:
-        future = client.put("x")
-        with pytest.raises(BackpressureTimeout, match="the queue is full") as caught:
-            client.put("y", timeout_seconds=0.5)
-        assert caught.value.taken == 0
-        assert sent_again.wait(10), "nobody has to call for it"
-        assert future.result(10) is None
-    assert [data for _, data, _ in daemon.rows] == [b"x", b"x"]
-
-
-def test_the_time_out_of_put_many_is_that_of_the_call(daemon: FakeDaemon) -> None:
-    """Not of each of its frames: here one is taken every 0.3 s."""
-
-    def script(session: Session) -> None:
-        session.start(max_frame_records=1)
-        with contextlib.suppress(EOFError):
-            while True:
-                message = session.read()
-                if isinstance(message, frames.Reserve):
-                    time.sleep(0.3)
-                    session.send(frames.Grant(message.frame_id))
-                elif isinstance(message, Body):
-                    session.ack(message)
-                elif isinstance(message, frames.Cancel):
-                    return session.await_end()  # the GRANT crossed it
-
-    daemon.runs(script)
-    with client_of(daemon) as client:
-        with pytest.raises(BackpressureTimeout) as caught:
-            client.put_many([("x",)] * 20, timeout_seconds=0.75)
-        assert caught.value.taken == 2
-
-
-def test_what_is_sent_again_keeps_the_order_of_the_calls(daemon: FakeDaemon) -> None:
-    def dies(session: Session) -> None:
-        session.start(max_frame_records=2)
-        for _ in range(4):
-            session.take_frame()
-
-    daemon.runs(dies, serve)
-    with client_of(daemon) as client:
-        first = client.put_many([("1",), ("2",), ("3",), ("4",)])
-        second = client.put_many([("5",), ("6",), ("7",), ("8",)])
-        assert first.result(10) is second.result(10) is None
-    assert [data for _, (_, data, _) in daemon.sessions[1].rows] == [b"%d" % i for i in range(1, 9)]
-
-
-def test_an_idle_client_outlives_any_number_of_daemons(daemon: FakeDaemon) -> None:
-    """What was never sent did not end them."""
-    last = MOST_FRUITLESS_SESSIONS + 3
-    daemon.runs(*[in_turn(Session.welcome)] * last, serve)
-    with client_of(daemon) as client:
-        while len(daemon.sessions) <= last:
-            pass
-        assert client.put("x").result(10) is None
-    assert len(daemon.sessions) == last + 1, "the connection was never given up"
-
-
-@pytest.mark.parametrize("stream", [5, b"flights", ("flights",)])
-def test_a_stream_of_another_type_is_the_callers_error_alone(daemon: FakeDaemon, stream: Any) -> None:
-    go_on = threading.Event()
-
-    daemon.runs(holds_back(go_on))
-    with client_of(daemon) as client:
-        future = client.put("x")
-        with pytest.raises(TypeError, match=r"^stream is .*: give the Kinesis stream's name"):
-            client.put("y", stream=stream)
-        go_on.set()
-        assert future.result(10) is None
-
-
-def test_an_open_that_is_answered_late_is_no_other_stream_s(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.welcome()
-        late = session.expect(frames.Open)
-        opened = session.expect(frames.Open)
-        session.send(frames.Refused(0, late.stream_id, Code.STREAM_LIMIT, "64 streams are open"))
-        session.send(frames.Opened(opened.stream_id, 1 << 20, 100))
-        session.serve()
-
-    daemon.runs(script)
-    with client_of(daemon) as client:
-        with pytest.raises(BackpressureTimeout):
-            client.put("x", stream="late", timeout_seconds=0.2)
-        assert client.put("y").result(10) is None
-        assert client.put("x", stream="late").result(10) is None
-    assert daemon.rows_of_streams == [("s", (b"", b"y", None)), ("late", (b"", b"x", None))]
-
-
-def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon.runs(waits_for_room)
-    client = client_of(daemon)
-    client.put("first").result(10)
-    waiting = in_vain(client, daemon)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Future, "result", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            client.put("b", timeout_seconds=60)
-    assert not client._owner._steps
-    waiting.join()
-    client.close()
-
-
-def test_a_time_out_of_zero_takes_the_room_that_there_is(daemon: FakeDaemon) -> None:
-    with client_of(daemon) as client:
-        assert client.put("x", timeout_seconds=0).result(10) is None
-        assert client.put_many([("y",)] * 30, timeout_seconds=0).result(10) is None
-
-
-def test_a_time_out_of_years_is_as_good_as_any(daemon: FakeDaemon) -> None:
-    with client_of(daemon) as client:
-        assert client.put("x", timeout_seconds=1e12).result(10) is None
-        client.flush(1e12)
-
-
-@pytest.mark.parametrize("record", [("SECRET\udc80",), ("d", "SECRET\udc80"), ("d", "k", "\udc80")])
-def test_a_record_that_is_no_text_is_named_by_place_and_not_quoted(daemon: FakeDaemon, record: Any) -> None:
-    with client_of(daemon) as client:
-        with pytest.raises(
-            ValueError, match=r"^record 1: its text cannot be written as UTF-8, or its number not at all$"
-        ):
-            client.put_many([("good",), record])
-        with pytest.raises(
-            ValueError, match=r"^record 0: its text cannot be written as UTF-8, or its number not at all$"
-        ):
-            client.put(b"d", "SECRET\udc80")
-
-
-def test_in_a_child_process_nothing_touches_the_parent_s_session(daemon: FakeDaemon) -> None:
-    """Neither a call, nor leaving the block there."""
-    client = client_of(daemon)
-    client._owner._pid += 1
-    for call in (lambda: client.put("x"), lambda: client.put_many([("x",)]), client.flush, client.close):
-        with pytest.raises(ProducerdError, match="after a fork, make one in the child"):
-            call()
-    client.__exit__(KeyError, KeyError(), None)
-    client._owner._pid -= 1
-    assert client.put("x").result(10) is None
-    client.close()
-    assert len(daemon.sessions) == 1
-
-
-def test_a_client_is_not_sent_to_another_process(daemon: FakeDaemon) -> None:
-    with client_of(daemon) as client, pytest.raises(TypeError, match="make one where it is used"):
-        pickle.dumps(client)
-
-
-def test_a_future_can_be_awaited(daemon: FakeDaemon) -> None:
-    """Also where who awaits it is cancelled."""
-
-    async def puts() -> None:
-        await asyncio.wrap_future(client.put("x"))
-        cancelled = asyncio.wrap_future(client.put("y"))
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        await asyncio.wrap_future(client.put("z"))
-
-    with client_of(daemon) as client:
-        asyncio.run(puts())
-    assert [data for _, data, _ in daemon.rows] == [b"x", b"y", b"z"]
-
-
-def test_nothing_is_left_of_a_client_that_is_closed(daemon: FakeDaemon) -> None:
-    """Neither a thread nor a descriptor, also where `close` is not waited for."""
-    for _ in range(10):
-        with client_of(daemon) as client:
-            client.put("x")
-            owner, connection = client._owner, client._owner._connection
-        assert owner._thread.daemon, "a program that does not close its client ends, too"
-        owner._thread.join(10)
-        assert not owner._thread.is_alive()
-        descriptors = [owner._waker.fileno(), owner._woken.fileno()]
-        assert descriptors == [-1, -1]
-        assert connection is not None
-        assert connection.fileno() == -1
-
-
-def test_the_mark_of_an_error_stands_once_in_its_line(daemon: FakeDaemon) -> None:
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-
-    daemon.runs(dies)
-    client = client_of(daemon, reconnect_timeout_seconds=0)
-    future = client.put("x")
-    wait([future], 10)
-    with pytest.raises(RecordsFailed) as caught:
-        client.close()
-    assert str(caught.value).count("PRODUCERD[") == 1
-    assert str(future.exception(0)).count("PRODUCERD[") == 1

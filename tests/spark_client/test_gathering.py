@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,45 +25,37 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Body, lay_out
-from spark_client import KinesisClient
-from spark_client.gathering import CallFuture, Gathered, PutFuture, RecordFuture, Row, Unraised, end, records_failed
+from spark_client.gathering import CallFuture, Gathered, RecordFuture, Row, Unraised, end, records_failed
 from spark_client.tally import MAX_FAILURES, MORE_KINDS, Tally
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Script, Session, refuses_the_first_stream, serve
-
-
-def client_of(daemon: FakeDaemon, **options: Any) -> KinesisClient:
-    return KinesisClient("s", socket=daemon.path, **{"connect_timeout_seconds": 1, **options})
-
-
-def grants_when(go_on: threading.Event, **limits: Any) -> Script:
-    """Acknowledges the first frame, and grants the second one when it may.  Then it serves."""
-
-    def script(session: Session) -> None:
-        session.start(**limits)
-        session.ack(session.take_frame())
-        reserve = session.expect(frames.Reserve)
-        assert go_on.wait(10)
-        session.send(frames.Grant(reserve.frame_id))
-        session.ack(session.expect(Body))
-        session.serve()
-
-    return script
-
-
-def put_behind_a_reserve(client: KinesisClient, daemon: FakeDaemon) -> PutFuture:
-    """Put two records, and return the second one's future when the daemon has its RESERVE."""
-    client.put("first").result(10)
-    future = client.put("second")
-    until(lambda: daemon.sessions[-1].machine.outstanding == 1)
-    return future
-
-
-def until(happens: Callable[[], object]) -> None:
-    ends = time.monotonic() + 10
-    while not happens():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
-
+from tests.spark_client.clients import (
+    abandon,
+    calling,
+    client_of,
+    client_threads,
+    data_of,
+    grants_when,
+    put_behind_a_reserve,
+)
+from tests.spark_client.fake_daemon import (
+    INVALID,
+    RETURNED,
+    FakeDaemon,
+    Script,
+    Session,
+    ack_of,
+    acks,
+    dies,
+    ends,
+    expects,
+    fails,
+    refuses,
+    serve,
+    serves_after,
+    stores,
+    takes,
+    until,
+    waits,
+)
 
 # ---- what goes together
 
@@ -78,14 +67,13 @@ def test_what_is_put_while_a_frame_is_on_its_way_goes_with_the_next_one(daemon: 
     with client_of(daemon) as client:
         second = put_behind_a_reserve(client, daemon)
         others = [client.put(f"other {number}", "k") for number in range(500)]
-        assert len(client._owner._woken.recv(4_096)) <= 2, "the first of them wakes the thread for all"
         assert not second.done()
         assert [future.taken for future in (second, *others)] == [0] * 501
         go_on.set()
         assert [future.result(10) for future in (second, *others)] == [None] * 501
         assert {future.taken for future in (second, *others)} == {1}
     assert [body.layout.records for body in daemon.sessions[0].bodies] == [1, 1, 500]
-    assert [data for _, (_, data, _) in daemon.sessions[0].rows][2:] == [b"other %d" % number for number in range(500)]
+    assert data_of(daemon)[2:] == [b"other %d" % number for number in range(500)]
 
 
 @pytest.mark.promise("order-caller-calls-kept")
@@ -100,7 +88,7 @@ def test_the_order_of_a_caller_s_calls_is_kept(daemon: FakeDaemon) -> None:
             else:
                 client.put_many([(name, "k") for name in names])
             expected += [name.encode() for name in names]
-    assert [data for _, (_, data, _) in daemon.sessions[0].rows] == expected
+    assert data_of(daemon) == expected
 
 
 def test_each_stream_s_records_go_together(daemon: FakeDaemon) -> None:
@@ -120,6 +108,7 @@ def test_put_waits_when_the_next_frame_is_full_too(
     go_on = threading.Event()
     add = Gathered.add
     found_no_room: list[Row] = []
+    done: list[object] = []
 
     def adds(gathered: Gathered, row: Row) -> RecordFuture | None:
         future = add(gathered, row)
@@ -131,33 +120,20 @@ def test_put_waits_when_the_next_frame_is_full_too(
     daemon.runs(grants_when(go_on, **limits))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
-    done = 0
-
-    def puts() -> None:
-        nonlocal done
-        for _ in range(25):
-            client.put(b"x" * 68)
-            done += 1
-
-    putting = threading.Thread(target=puts)
-    putting.start()
-    until(lambda: found_no_room)
-    time.sleep(0.05)
-    assert done == 10, "one frame, in this process"
-    assert len(found_no_room) == 1, "it sleeps until there is room"
-    go_on.set()
-    putting.join(10)
+    with calling(lambda: [done.append(client.put(b"x" * 68)) for _ in range(25)]):
+        until(lambda: found_no_room)
+        time.sleep(0.05)
+        assert len(done) == 10, "one frame, in this process"
+        assert len(found_no_room) == 1, "it sleeps until there is room"
+        go_on.set()
     client.close()
-    assert len(daemon.sessions[0].rows) == 27
+    assert len(daemon.rows) == 27
     assert max(body.layout.records for body in daemon.sessions[0].bodies) <= 10
 
 
 def test_a_record_larger_than_a_frame_goes_alone(daemon: FakeDaemon) -> None:
-    go_on = threading.Event()
-    daemon.runs(grants_when(go_on, max_frame_bytes=2_000))
+    daemon.runs(serves_after(max_frame_bytes=2_000))
     with client_of(daemon) as client:
-        put_behind_a_reserve(client, daemon)
-        go_on.set()
         futures = [client.put(b"x" * size) for size in (10, 5_000, 10)]
         assert [future.result(10) for future in futures] == [None] * 3
 
@@ -168,23 +144,17 @@ def test_a_record_larger_than_a_frame_goes_alone(daemon: FakeDaemon) -> None:
 def fails_in_the_third_frame(go_on: threading.Event, failed: dict[int, frames.RowCode]) -> Script:
     """Grant the second frame when told to, as after `put_behind_a_reserve`; these rows of the third one fail."""
 
-    def script(session: Session) -> None:
-        session.start()
-        session.ack(session.take_frame())
-        reserve = session.expect(frames.Reserve)
+    def grants_second(session: Session) -> None:
+        session.expect(frames.Reserve)
         assert go_on.wait(10)
-        session.send(frames.Grant(reserve.frame_id))
-        session.ack(session.expect(Body))
-        session.fail(session.take_frame(), failed)
-        session.serve()
+        session.send(frames.Grant(2))
 
-    return script
+    return serves_after(stores(), grants_second, expects(Body), acks(1), takes(1), fails(2, failed))
 
 
 def test_a_record_that_fails_is_its_own_future_s_error_or_else_the_next_flush_s(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
     odd = frames.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
-
     daemon.runs(fails_in_the_third_frame(go_on, {1: INVALID, 3: odd}))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
@@ -201,50 +171,32 @@ def test_a_record_that_fails_is_its_own_future_s_error_or_else_the_next_flush_s(
     client.close()
 
 
-def test_a_stream_that_is_refused_is_the_call_s_error_as_before(daemon: FakeDaemon) -> None:
-    daemon.runs(refuses_the_first_stream)
+def test_a_frame_that_is_refused_is_its_records_error_and_no_other_s(daemon: FakeDaemon) -> None:
+    """What was gathered meanwhile goes its way, and the next call asks again."""
+    go_on = threading.Event()
+    daemon.runs(serves_after(stores(), waits(go_on), refuses(Code.ACCESS_DENIED, "no right")))
     with client_of(daemon) as client:
-        with pytest.raises(Refused, match="64 streams are open"):
-            client.put("x")
-        assert client.put("y").result(10) is None, "and the next call asks again"
+        client.put("first").result(10)
+        refused = client.put("x")
+        time.sleep(0.05)  # so that it is on its way
+        gathered = client.put("gathered")
+        go_on.set()
+        with pytest.raises(RecordsFailed, match="1 record failed since the last flush: ACCESS_DENIED 1") as caught:
+            client.flush()
+        with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
+            refused.result(10)
+        assert caught.value.failures == (RowFailure(Code.ACCESS_DENIED, "no right", 1, False, (), "s"),)
+        assert client.put("later").result(10) is gathered.result(10) is None
 
 
-def test_a_frame_that_is_refused_is_its_records_error_and_the_next_call_asks_again(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.ack(session.take_frame())
-        reserve = session.expect(frames.Reserve)
-        session.send(frames.Refused(reserve.frame_id, 1, Code.ACCESS_DENIED, "no right"))
-        session.serve()
-
-    daemon.runs(script)
-    client = client_of(daemon)
-    client.put("first").result(10)
-    future = client.put("x")
-    with pytest.raises(RecordsFailed, match="1 record failed since the last flush: ACCESS_DENIED 1") as caught:
-        client.flush()
-    with pytest.raises(Refused, match=r"^PRODUCERD\[ACCESS_DENIED\]: no right"):
-        future.result(10)
-    assert caught.value.failures == (RowFailure(Code.ACCESS_DENIED, "no right", 1, False, (), "s"),)
-    assert client.put("y").result(10) is None
-    client.close()
-
-
-def test_what_a_lost_daemon_had_and_what_waited_fail_where_nobody_sends_them_again(daemon: FakeDaemon) -> None:
+def test_what_a_lost_daemon_had_and_what_waited_fail_where_it_is_not_sent_again(daemon: FakeDaemon) -> None:
     all_are_put = threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        session.expect(frames.Reserve)
-        all_are_put.wait(10)
-
-    daemon.runs(script, serve)
+    daemon.runs(ends(takes(1), expects(frames.Reserve), waits(all_are_put)), serve)
     client = client_of(daemon, reconnect_timeout_seconds=0)
     first = client.put("first")
     until(lambda: daemon.sessions[-1].bodies)
     others = [client.put("x")]
-    until(lambda: daemon.sessions[-1].machine.outstanding == 2)
+    until(lambda: daemon.outstanding == 2)
     others += [client.put("x") for _ in range(4)]
     all_are_put.set()
     concurrent.futures.wait((first, *others), 10)
@@ -262,44 +214,23 @@ def test_what_a_lost_daemon_had_and_what_waited_fail_where_nobody_sends_them_aga
 
 
 def test_what_a_lost_daemon_had_and_what_waited_go_to_the_next_one_in_order(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-
-    daemon.runs(script, serve)
+    daemon.runs(dies, serve)
     with client_of(daemon) as client:
         futures = [client.put(b"%d" % number) for number in range(2_000)]
         assert {future.result(10) for future in futures} == {None}
-    assert [data for _, (_, data, _) in daemon.sessions[1].rows] == [b"%d" % number for number in range(2_000)]
+    assert data_of(daemon, 1) == [b"%d" % number for number in range(2_000)]
 
 
 def test_closing_ends_every_future_and_every_call(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start(max_frame_records=2)
-        session.ack(session.take_frame())
-        with contextlib.suppress(EOFError, ConnectionError):
-            while True:
-                session.read()  # nothing more is granted
-
-    daemon.runs(script)
+    daemon.runs(ends(stores(), Session.ignore, max_frame_records=2))
     client = client_of(daemon)
+    thread = client_threads()[-1]
     waiting = put_behind_a_reserve(client, daemon)
     gathered = [client.put("x"), client.put("x")]
-    errors: list[BaseException] = []
-
-    def blocked() -> None:
-        try:
-            client.put("y")
-        except ProducerdError as error:
-            errors.append(error)
-
-    putting = threading.Thread(target=blocked)
-    putting.start()
-    with pytest.raises(FlushTimeout, match="3 records are not acknowledged"):
+    with calling(lambda: client.put("y")) as errors, pytest.raises(FlushTimeout, match="3 records are not ack"):
         client.close(0.2)
-    putting.join(10)
     assert len(errors) == 1
-    client._owner._thread.join(10)
+    thread.join(10)
     with pytest.raises(RecordsFailed, match="3 records failed since the last flush"):
         client.close()
     client.close()
@@ -347,8 +278,14 @@ def test_futures_are_waited_for_as_the_standard_library_does(daemon: FakeDaemon)
 
         async def awaits() -> None:
             await asyncio.wrap_future(client.put("y"))
+            cancelled = asyncio.wrap_future(client.put("z"))
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await asyncio.wrap_future(client.put("last"))
 
         asyncio.run(awaits())
+    assert data_of(daemon)[-3:] == [b"y", b"z", b"last"]
     with pytest.raises(AttributeError):
         futures[0].no_such_thing  # type: ignore[attr-defined]  # noqa: B018
 
@@ -371,7 +308,7 @@ def test_a_future_that_is_kept_keeps_no_other_record(daemon: FakeDaemon) -> None
 def test_a_future_that_is_waited_for_at_its_very_end_is_not_missed(daemon: FakeDaemon) -> None:
     """Callers begin to wait while futures end, of which none may be overlooked."""
     with client_of(daemon) as client:
-        for _ in range(30):
+        for _ in range(10):
             futures = [client.put("x") for _ in range(100)]
             called: list[Future[None]] = []
             for future in futures:
@@ -380,144 +317,110 @@ def test_a_future_that_is_waited_for_at_its_very_end_is_not_missed(daemon: FakeD
             until(lambda: len(called) == 100)  # noqa: B023 - it ends before the next round
 
 
-def test_many_threads_put_one_by_one_and_each_keeps_its_order(daemon: FakeDaemon) -> None:
-    with client_of(daemon) as client:
-
-        def puts(name: int) -> None:
-            for number in range(300):
-                client.put(b"%d %d" % (name, number))
-
-        threads = [threading.Thread(target=puts, args=(name,)) for name in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    found = [data for _, (_, data, _) in daemon.sessions[0].rows if data is not None]
-    for name in range(8):
-        own = [data for data in found if data.startswith(b"%d " % name)]
-        assert own == [b"%d %d" % (name, number) for number in range(300)]
-
-
 # ---- calls among each other
 
 
 def test_a_call_has_its_turn_however_busy_others_put_one_by_one(daemon: FakeDaemon) -> None:
     over = threading.Event()
-    with client_of(daemon) as client:
 
-        def puts() -> None:
-            while not over.is_set():
-                client.put("x", stream="busy")
+    def puts() -> None:
+        while not over.is_set():
+            client.put("x", stream="busy")
 
-        putting = threading.Thread(target=puts)
-        putting.start()
+    with client_of(daemon) as client, calling(puts):
         try:
-            for number in range(20):
+            for number in range(10):
                 client.put_many([("many",)], timeout_seconds=10)
                 client.put("new", stream=f"new-{number}")
                 client.put("taken", timeout_seconds=10)
             assert client.put_many([("last",)]).result(10) is None
         finally:
             over.set()
-            putting.join(10)
-        assert not putting.is_alive()
 
 
-def test_what_is_gathered_while_the_frame_before_is_refused_goes_its_way(daemon: FakeDaemon) -> None:
-    go_on = threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        session.ack(session.take_frame())
-        reserve = session.expect(frames.Reserve)
-        assert go_on.wait(10)
-        session.send(frames.Refused(reserve.frame_id, 1, Code.ACCESS_DENIED, "no right"))
-        session.serve()
-
-    daemon.runs(script)
-    client = client_of(daemon)
-    refused = put_behind_a_reserve(client, daemon)
-    gathered = client.put("gathered")
-    go_on.set()
-    with pytest.raises(Refused):
-        refused.result(10)
-    assert client.put("later").result(10) is gathered.result(10) is None
-    client.close()
-
-
-def test_a_log_that_raises_does_not_end_the_client(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise KeyError("SECRET")
-
-    daemon.runs(script, serve)
-    log, handler = logging.getLogger("producerd.client"), Broken()
-    log.addHandler(handler)
-    try:
-        client = client_of(daemon, reconnect_timeout_seconds=0)
-        with pytest.raises(ConnectionFailed):
-            client.put("x").result(10)
-        assert client.put("y").result(10) is None
-    finally:
-        log.removeHandler(handler)
-    client._owner.end()
-
-
-def test_a_signal_s_handler_in_the_middle_of_a_call_is_told_so(
+def test_a_call_of_a_signal_s_handler_in_the_middle_of_another_is_refused(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_client.client.LOCK_SECONDS", 0.05)
+    add = Gathered.add
+    refused: list[str] = []
+
+    def is_interrupted(gathered: Gathered, row: Row) -> RecordFuture | None:
+        for call in (lambda: client.put("of the handler"), client.flush):
+            with pytest.raises(ProducerdError) as caught:
+                call()
+            refused.append(str(caught.value))
+        return add(gathered, row)
+
     with client_of(daemon) as client:
         client.put("x").result(10)
-        with client._owner._lock:  # as if put() were interrupted here
-            for call in (lambda: client.put("y"), client.flush):
-                with pytest.raises(ProducerdError, match="called in a signal's handler"):
-                    call()
+        with monkeypatch.context() as patched:
+            patched.setattr(Gathered, "add", is_interrupted)
+            assert client.put("y").result(10) is None
         assert client.put("z").result(10) is None
+    assert ["called in a signal's handler" in text for text in refused] == [True] * 2
+    assert data_of(daemon) == [b"x", b"y", b"z"]
 
 
-def test_a_call_waits_while_another_thread_is_in_the_middle_of_one(daemon: FakeDaemon) -> None:
+def test_a_call_waits_while_another_thread_is_in_the_middle_of_one(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Gathered.add
+    is_in = threading.Event()
+
+    def is_slow(gathered: Gathered, row: Row) -> RecordFuture | None:
+        if not is_in.is_set():
+            is_in.set()
+            time.sleep(0.05)
+        return add(gathered, row)
+
     with client_of(daemon) as client:
         client.put("x").result(10)
-        client._owner._lock.acquire()
-        threading.Timer(0.05, client._owner._lock.release).start()
-        assert client.put("y").result(10) is None
+        monkeypatch.setattr(Gathered, "add", is_slow)
+        with calling(lambda: client.put("slow")) as errors:
+            assert is_in.wait(10)
+            assert client.put("y").result(10) is None
+    assert not errors
 
 
 def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_future(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The record whose call was interrupted may be sent."""
     go_on = threading.Event()
+    add = Gathered.add
 
-    class Interrupted(list):  # type: ignore[type-arg]
-        def append(self, _: Any) -> None:
-            raise KeyboardInterrupt
+    class InterruptedList(list):  # type: ignore[type-arg]
+        def append(self, row: Any) -> None:
+            super().append(row)
+            if row[0] == b"1":
+                raise KeyboardInterrupt
 
+    def adds(gathered: Gathered, row: Row) -> RecordFuture | None:
+        gathered.rows = InterruptedList(gathered.rows)
+        return add(gathered, row)
+
+    monkeypatch.setattr(Gathered, "add", adds)
     daemon.runs(fails_in_the_third_frame(go_on, {2: INVALID}))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
     first = client.put("0")
-    gathered = client._owner._gathering["s"]
-    with monkeypatch.context() as patched:
-        patched.setattr(gathered, "_futures", Interrupted(gathered._futures))
-        with pytest.raises(KeyboardInterrupt):
-            client.put("1")
+    with pytest.raises(KeyboardInterrupt):
+        client.put("1")
     futures = [client.put("2"), client.put("3")]
     go_on.set()
     assert [type(future.exception(10)) for future in (first, *futures)] == [type(None), RecordsFailed, type(None)]
-    client._owner.end()
+    abandon(client)
+
+
+# ---- a frame's records and their futures
 
 
 def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> None:
     gathered = Gathered("s", (1 << 20, 100))
     futures = [gathered.add((b"x", None, None)) for _ in range(4)]
     gathered.tally.add_taken(4)
-    back = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
-    ack = frames.Ack(1, 3, 2, 0, 0, 1, bitmap=b"\2", codes=(back,))
+    ack = ack_of(1, 3, {1: RETURNED})
     assert gathered.tally.settle(ack, range(3), "s", lay_out([b""] * 3, [b"x"] * 3), sends_again=True) == [1]
     gathered.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     ends = [type(future.exception(0)) for future in futures if future is not None]
@@ -584,8 +487,7 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
         frames.RowCode(Outcome.NOT_STORED, Code.INTERNAL, "tried again", maybe_stored=True),
         INVALID,
     )
-    places = b"".join(place.to_bytes(2, "little") for place in range(4))
-    ack = frames.Ack(1, 5, 1, 2, 1, 1, bitmap=b"\x0f", code_rows=places, codes=codes, judged=b"\x08")
+    ack = ack_of(1, 5, dict(enumerate(codes)))
     assert gathered.tally.settle(ack, range(5), "s", columns) == []
     gathered.tally.refuse(5, INVALID, "s", columns, 5)
     assert gathered.owed_records == 0

@@ -11,9 +11,9 @@ import weakref
 import pytest
 
 from producerd.wire import frames
-from spark_client import KinesisClient
 from tests.daemon import ROOT
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session
+from tests.spark_client.clients import client_of, client_threads, holds_back
+from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, ends, expects, takes
 
 PROGRAM = """
 import sys
@@ -30,16 +30,13 @@ for client in clients:
 def test_the_end_of_a_program_waits_for_a_time_and_says_what_is_not_stored(daemon: FakeDaemon, warns: bool) -> None:
     """As for a file, the warning is shown where warnings are."""
 
-    def script(session: Session) -> None:
-        session.start()
-        session.take_frame()
-        session.expect(frames.Flush)
+    def answers_slowly(session: Session) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 if isinstance(session.read(), frames.Status):
                     session.send(frames.Blocked(1, 3.0, "the service answers slowly"))
 
-    daemon.runs(script)
+    daemon.runs(ends(takes(1), expects(frames.Flush), answers_slowly))
     command = [sys.executable, *["-X", "dev"] * warns, "-c", PROGRAM, daemon.path]
     done = subprocess.run(command, cwd=ROOT, env={}, timeout=60, stderr=subprocess.PIPE, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if "ResourceWarning" not in line]
@@ -57,26 +54,18 @@ def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_w
     daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
-
-    def script(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        assert go_on.wait(10)
-        session.ack(body)
-        session.serve(lambda row: INVALID if row[1] == b"bad" else None)
-
-    daemon.runs(script)
-    client = KinesisClient("s", socket=daemon.path)
+    daemon.runs(holds_back(go_on, lambda session: session.serve(lambda row: INVALID if row[1] == b"bad" else None)))
+    client = client_of(daemon)
     futures = [client.put("x", timeout_seconds=10), client.put("y")]
     client.put("bad")
-    owner, gone = client._owner, weakref.ref(client)
+    thread, gone = client_threads()[-1], weakref.ref(client)
     with pytest.warns(ResourceWarning, match="^unclosed <KinesisClient"):
         del client
     assert gone() is None
-    assert owner._thread.is_alive()
+    assert thread.is_alive()
     go_on.set()
     assert [future.result(10) for future in futures] == [None, None]
-    owner._thread.join(10)
-    assert not owner._thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
     (line,) = caplog.messages
     assert line.startswith("a KinesisClient was not closed: PRODUCERD[RECORD_INVALID]: 1 record failed since the last")
