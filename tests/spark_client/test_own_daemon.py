@@ -5,6 +5,8 @@ tests/runtime/test_own_daemon.py starts real ones.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import socket
@@ -12,7 +14,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from spark_client.results import DaemonFigures
 from tests.spark_client.fake_daemon import Session, fake_daemon, in_turn
 
 HOST = socket.gethostname()
+NAMESPACE = os.readlink("/proc/self/ns/pid")
 FIELDS = ["java", "S", *map(str, range(2, 52))]
 """Fields of a process as `own_daemon._fields_of` has them: each number is its own place."""
 
@@ -69,6 +71,17 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(short)
 
 
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /proc in which a test says what there is of this process."""
+    proc = tmp_path / "proc"
+    (proc / str(os.getpid())).mkdir(parents=True)
+    for name in ("self", "sys"):
+        (proc / name).symlink_to(f"/proc/{name}")
+    monkeypatch.setattr(own_daemon, "PROC", proc)
+    return proc
+
+
 def own(script: str = "exit 3", seconds: float = 20) -> OwnDaemon:
     """A daemon in whose place a shell runs this script."""
     return OwnDaemon(DaemonSettings.of({"command": ["sh", "-c", script], "memory": "1 MiB"}), seconds)
@@ -78,6 +91,10 @@ def owner() -> Process:
     found = Process.of(os.getpid())
     assert found is not None
     return found
+
+
+def folder_of(daemon: OwnDaemon) -> Path:
+    return Path(daemon.paths[0]).parent
 
 
 def open_files() -> int:
@@ -120,21 +137,16 @@ def test_where_there_is_no_proc_it_is_refused(monkeypatch: pytest.MonkeyPatch) -
         (["java", "Main"], 0),
     ],
 )
-def test_the_heap_is_what_the_jvm_s_last_option_says(
-    arguments: list[str], heap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heap_is_what_the_jvm_s_last_option_says(arguments: list[str], heap_bytes: int, proc: Path) -> None:
     daemon = own()
-    monkeypatch.setattr(own_daemon, "PROC", tmp_path)
-    (tmp_path / str(os.getpid())).mkdir()
-    (tmp_path / str(os.getpid()) / "cmdline").write_bytes("\0".join([*arguments, ""]).encode())
+    (proc / str(os.getpid()) / "cmdline").write_bytes("\0".join([*arguments, ""]).encode())
     assert (daemon.heap_bytes(), daemon.memory_bytes) == (heap_bytes, 1 << 20)
 
 
-def test_the_figures_are_the_kernel_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figures_are_the_kernel_s(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = own()
-    monkeypatch.setattr(own_daemon, "PROC", tmp_path)
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "status").write_text("Name:\tpython\nVmHWM:\t   1234 kB\nVmRSS:\t   1000 kB\n")
+    (proc / "7").mkdir()
+    (proc / "7" / "status").write_text("Name:\tpython\nVmHWM:\t   1234 kB\nVmRSS:\t   1000 kB\n")
     monkeypatch.setattr(own_daemon, "_fields_of", {7: FIELDS}.get)
     monkeypatch.setattr(os, "sysconf", lambda _: 1_024)
     cpu_seconds = 0.02  # 12 + 13 ticks
@@ -147,36 +159,35 @@ def test_the_figures_are_the_kernel_s(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_first_of_ten_names_that_nobody_else_has_is_its_folder(folders: Path) -> None:
-    settings = DaemonSettings.of({})
-    name = own_daemon._name_of(owner(), settings)
-    assert re.fullmatch(rf"producerd-{os.geteuid()}-[0-9a-f]{{16}}", name)
-    daemon = OwnDaemon(settings, 1)
-    assert daemon.paths == (f"{folders}/{name}/producerd.sock",)
-    (folders / name).rmdir()
-    for place in [name, *(f"{name}-{number}" for number in range(1, 10))]:
+    first = folder_of(own())
+    assert re.fullmatch(rf"producerd-{os.geteuid()}-[0-9a-f]{{16}}", first.name)
+    assert own().paths == (f"{first}/producerd.sock",)
+    first.rmdir()
+    for place in [first.name, *(f"{first.name}-{number}" for number in range(1, 10))]:
         (folders / place).touch(0o600)
     with pytest.raises(ConfigurationError) as caught:
-        OwnDaemon(settings, 1)
-    assert str(caught.value) == f"daemon={{...}}: the first 10 names of {folders / name} belong to somebody else"
-    (folders / f"{name}-9").unlink()
-    assert OwnDaemon(settings, 1).paths == (f"{folders}/{name}-9/producerd.sock",)
-    assert stat.S_IMODE((folders / f"{name}-9").stat().st_mode) == 0o700
+        own()
+    assert str(caught.value) == f"daemon={{...}}: the first 10 names of {first} belong to somebody else"
+    (folders / f"{first.name}-9").unlink()
+    assert own().paths == (f"{first}-9/producerd.sock",)
+    assert stat.S_IMODE((folders / f"{first.name}-9").stat().st_mode) == 0o700
 
 
-def test_a_folder_of_somebody_else_is_not_taken(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon, user = own(), os.geteuid()
-    assert own_daemon._is_private(Path(daemon.paths[0]).parent)
+def test_a_folder_that_others_may_enter_or_own_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, user = folder_of(own()), os.geteuid()
+    first.chmod(0o710)
+    assert folder_of(own()) == first.with_name(f"{first.name}-1")
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    assert not own_daemon._is_private(Path(daemon.paths[0]).parent)
+    with pytest.raises(ConfigurationError, match="belong to somebody else"):
+        own()
 
 
 def test_only_private_folders_of_owners_that_are_gone_are_deleted(folders: Path) -> None:
-    namespace = own_daemon._namespace()
     for name, mode, line in (
-        ("gone", 0o700, f"1:2 {namespace}"),
+        ("gone", 0o700, f"1:2 {NAMESPACE}"),
         ("elsewhere", 0o700, "1:2 pid:[7]"),
-        ("lives", 0o700, f"{owner()} {namespace}"),
-        ("open", 0o755, f"1:2 {namespace}"),
+        ("lives", 0o700, f"{owner()} {NAMESPACE}"),
+        ("open", 0o755, f"1:2 {NAMESPACE}"),
         ("odd", 0o700, "odd"),
     ):
         folder = folders / f"producerd-{os.geteuid()}-{name}"
@@ -186,23 +197,23 @@ def test_only_private_folders_of_owners_that_are_gone_are_deleted(folders: Path)
     assert {path.name.rpartition("-")[2] for path in folders.iterdir()} == {"elsewhere", "lives", "open", "odd"}
 
 
-def test_a_folder_of_logs_that_cannot_be_written_is_not_its_log_s(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOG_DIRS", f"{tmp_path}/nowhere,{tmp_path}")
+def test_its_log_is_where_yarn_says_if_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = own()
-    assert daemon.log == Path(daemon.paths[0]).parent / f"{Path(daemon.paths[0]).parent.name}.log"
-    monkeypatch.setenv("LOG_DIRS", f"{tmp_path},{tmp_path}/nowhere")
-    assert own().log.parent == tmp_path
-    monkeypatch.delenv("LOG_DIRS")
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "cwd").symlink_to(tmp_path)
-    monkeypatch.setattr(own_daemon, "PROC", tmp_path)
-    assert own_daemon._log_folder(Process(7, 20), folders) == folders, "it is not an executor's"
+    assert daemon.log == folder_of(daemon) / f"{folder_of(daemon).name}.log"
+    for folders, its in ((f"{tmp_path}/nowhere,{tmp_path}", folder_of(daemon)), (f"{tmp_path},/nowhere", tmp_path)):
+        monkeypatch.setenv("LOG_DIRS", folders)
+        assert own().log == its / daemon.log.name
+
+
+def test_its_log_is_beside_the_stderr_of_its_executor(
+    proc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (proc / str(os.getpid()) / "cwd").symlink_to(tmp_path)
+    assert own().log.parent == folder_of(own()), "it is not an executor's"
     (tmp_path / "stderr").touch()
-    assert own_daemon._log_folder(Process(7, 20), folders) == tmp_path
+    assert own().log.parent == tmp_path
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may always
-    assert own_daemon._log_folder(Process(7, 20), folders) == folders
+    assert own().log.parent == folder_of(own())
 
 
 # ---- its log
@@ -211,8 +222,8 @@ def test_a_folder_of_logs_that_cannot_be_written_is_not_its_log_s(
 @pytest.mark.parametrize(
     ("log", "error"),
     [
-        ("", ""),
-        ("\n \n", ""),
+        ("", "it said nothing"),
+        ("\n \n", "it said nothing"),
         ("a\n\nb\n \n", "b"),
         ("a\nproducerd: p\nx ERROR y\n", "producerd: p"),
         ("a\nx ERROR y\nproducerd: p\nb", "x ERROR y"),
@@ -220,10 +231,16 @@ def test_a_folder_of_logs_that_cannot_be_written_is_not_its_log_s(
         ("ab" * 300, "ab" * 250),
     ],
 )
-def test_the_first_error_behind_a_place_in_the_log_is_quoted(log: str, error: str, tmp_path: Path) -> None:
-    older = "producerd: of an older one\n"
-    (tmp_path / "log").write_text(older + log)
-    assert own_daemon._first_error(tmp_path / "log", len(older)) == error
+def test_the_first_error_of_a_start_is_quoted_from_its_log(
+    log: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of an earlier start."""
+    monkeypatch.setenv("SAID", log)
+    daemon = own('printf %s "$SAID" >&2')
+    daemon.log.write_text("producerd: of an older one\n")
+    with pytest.raises(ConnectionFailed, match=rf" has ended: {error}(: .*)? \(its log: ") as caught:
+        daemon.start()
+    assert caught.value.code == Code.DAEMON_ABSENT
 
 
 @pytest.mark.parametrize(
@@ -248,64 +265,6 @@ def test_its_last_line_is_what_it_has_logged_last(log: bytes | None, last: str) 
 # ---- the right to start it
 
 
-def test_the_lock_s_file_has_the_owner_and_the_last_failure(clock: Clock, tmp_path: Path) -> None:
-    path, before = tmp_path / "lock", open_files()
-    with own_daemon._Lock(path, clock.now + 1) as lock:
-        assert (lock.held, lock.last_failure()) == (True, (0.0, ""))
-        lock.write(owner(), "why\nand where")
-        assert lock.last_failure() == (100.0, "why\nand where")
-        lock.write(owner())
-        assert path.read_text() == f"{owner()} {own_daemon._namespace()}"
-        assert lock.last_failure() == (0.0, "")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert clock.slept == []
-    assert open_files() == before
-
-
-def test_a_copy_of_the_descriptor_as_a_forked_process_has_it_does_not_keep_the_lock(tmp_path: Path) -> None:
-    with own_daemon._Lock(tmp_path / "lock", float("inf")) as first:
-        copy = os.dup(first._descriptor)
-    with own_daemon._Lock(tmp_path / "lock", time.monotonic() + 0.01) as second:
-        assert second.held
-    os.close(copy)
-
-
-def test_while_another_task_has_the_lock_it_is_tried_until_the_deadline(clock: Clock, tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with own_daemon._Lock(path, clock.now + 1) as first, own_daemon._Lock(path, clock.now + 2) as second:
-        assert (first.held, second.held) == (True, False)
-    assert clock.slept == [own_daemon.LOOK_SECONDS] * 2
-
-
-def test_an_interrupt_while_it_waits_for_the_lock_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    with own_daemon._Lock(tmp_path / "lock", float("inf")):
-        before = open_files()
-        monkeypatch.setattr(own_daemon, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=interrupted))
-        with pytest.raises(KeyboardInterrupt):
-            own_daemon._Lock(tmp_path / "lock", 1.0)
-        assert open_files() == before
-
-
-def test_a_start_by_another_task_that_takes_too_long_names_the_time_out(clock: Clock) -> None:
-    daemon = own(seconds=2)
-    lock = own_daemon._Lock(Path(daemon.paths[0]).parent / "lock", clock.now + 1)
-    with lock, pytest.raises(ConnectionFailed) as caught:
-        daemon.start()
-    assert caught.value.code == Code.DAEMON_ABSENT
-    assert str(caught.value) == (
-        f"the daemon that a task started on host {HOST} does not answer within daemon_start_timeout_seconds=2: "
-        f"another task is starting it (its log: {daemon.log})"
-    )
-
-
-# ---- its start
-
-
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The deadlines of starts, which all succeed at once."""
@@ -319,6 +278,70 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return deadlines
 
 
+def test_the_lock_s_file_is_private_and_names_the_owner(clock: Clock, launched: list[float]) -> None:
+    daemon, before = own(), open_files()
+    daemon.start()
+    path = folder_of(daemon) / "lock"
+    assert path.read_text() == f"{owner()} {NAMESPACE}"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (clock.slept, open_files()) == ([], before)
+
+
+def test_a_copy_of_the_descriptor_as_a_forked_process_has_it_does_not_keep_the_lock(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[int] = []
+
+    def launch(*_: object) -> str:
+        open_now = [int(path.name) for path in Path("/proc/self/fd").iterdir() if path.resolve().name == "lock"]
+        copies.extend(map(os.dup, open_now))
+        return ""
+
+    monkeypatch.setattr(OwnDaemon, "_launch", launch)
+    own().start()
+    own().start()
+    assert copies
+    assert clock.slept == []
+    for copy in copies:
+        os.close(copy)
+
+
+@contextlib.contextmanager
+def starting(daemon: OwnDaemon) -> Iterator[None]:
+    """As if another task were starting it."""
+    with (folder_of(daemon) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_start_by_another_task_is_waited_for_until_the_time_out(clock: Clock) -> None:
+    daemon = own(seconds=2)
+    with starting(daemon), pytest.raises(ConnectionFailed) as caught:
+        daemon.start()
+    assert clock.slept == [own_daemon.LOOK_SECONDS] * 2
+    assert caught.value.code == Code.DAEMON_ABSENT
+    assert str(caught.value) == (
+        f"the daemon that a task started on host {HOST} does not answer within daemon_start_timeout_seconds=2: "
+        f"another task is starting it (its log: {daemon.log})"
+    )
+
+
+def test_an_interrupt_while_it_waits_for_the_lock_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    daemon = own()
+    with starting(daemon):
+        before = open_files()
+        monkeypatch.setattr(own_daemon, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            daemon.start()
+        assert open_files() == before
+
+
+# ---- its start
+
+
 def test_its_owner_is_the_jvm_above_this_process_or_else_this_process(
     launched: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,8 +349,8 @@ def test_its_owner_is_the_jvm_above_this_process_or_else_this_process(
         monkeypatch.setattr(own_daemon, "jvm_pid", lambda pid=pid: pid)
         daemon = own()
         daemon.start()
-        said = (Path(daemon.paths[0]).parent / "lock").read_text()
-        assert said == f"{Process.of(its)} {own_daemon._namespace()}"
+        said = (folder_of(daemon) / "lock").read_text()
+        assert said == f"{Process.of(its)} {NAMESPACE}"
 
 
 def test_a_start_makes_its_folder_again_and_deletes_those_of_owners_that_are_gone(
@@ -335,9 +358,9 @@ def test_a_start_makes_its_folder_again_and_deletes_those_of_owners_that_are_gon
 ) -> None:
     gone = folders / f"producerd-{os.geteuid()}-gone"
     gone.mkdir(0o700)
-    (gone / "lock").write_text(f"1:2 {own_daemon._namespace()}")
+    (gone / "lock").write_text(f"1:2 {NAMESPACE}")
     daemon = own()
-    folder = Path(daemon.paths[0]).parent
+    folder = folder_of(daemon)
     folder.rmdir()
     daemon.start()
     assert [*folders.iterdir()] == [folder]
@@ -349,9 +372,10 @@ def test_a_start_that_failed_while_this_task_waited_is_not_tried_again(
     failed_at: float, starts: bool, clock: Clock, launched: list[float]
 ) -> None:
     daemon = own(seconds=5)
-    (Path(daemon.paths[0]).parent / "lock").write_text(f"1:2 x\n{failed_at}\nits error")
+    (folder_of(daemon) / "lock").write_text(f"1:2 x\n{failed_at}\nits error")
     if starts:
         daemon.start()
+        assert (folder_of(daemon) / "lock").read_text() == f"{owner()} {NAMESPACE}"
     else:
         with pytest.raises(ConnectionFailed, match=r"has ended: its error \(its log: "):
             daemon.start()
@@ -363,8 +387,8 @@ def test_a_start_that_fails_is_noted_for_the_tasks_that_wait(clock: Clock, monke
     daemon = own()
     with pytest.raises(ConnectionFailed, match=r"has ended: its error \(its log: "):
         daemon.start()
-    said = (Path(daemon.paths[0]).parent / "lock").read_text()
-    assert said == f"{owner()} {own_daemon._namespace()}\n100.0\nits error"
+    said = (folder_of(daemon) / "lock").read_text()
+    assert said == f"{owner()} {NAMESPACE}\n100.0\nits error"
 
 
 def test_settings_that_the_daemon_refuses_are_a_configuration_error() -> None:
@@ -435,7 +459,7 @@ def test_its_settings_are_in_a_private_file_while_it_starts(folders: Path) -> No
     with pytest.raises(ConnectionFailed, match=r"ended: \[\"exit_when_idle_seconds=60\", \"external_id=s3cret\", "):
         daemon.start()
     assert daemon.log.read_text().startswith("600\n")
-    assert {path.name for path in Path(daemon.paths[0]).parent.iterdir()} == {"lock", daemon.log.name}
+    assert {path.name for path in folder_of(daemon).iterdir()} == {"lock", daemon.log.name}
 
 
 def test_a_process_that_proc_does_not_show_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
