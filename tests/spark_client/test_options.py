@@ -117,7 +117,13 @@ def test_a_column_may_be_given_as_such() -> None:
         ({"stream": ARN}, f"stream='{ARN}': give the name, 'm1'; an ARN is the daemon's setting stream_arn"),
         ({"partition_key": 5}, "partition_key=5: give a column's name, an SQL expression or a Column"),
         ({"partition_key": None}, "partition_key=None: give a column's name, an SQL expression or a Column"),
+        ({"stream": ""}, f"stream='': {STREAM}"),
         ({"null_key": "a@b?"}, "null_key='a@b?': give 'spread'"),
+        ({"on_bad_record": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip' or 'divert'"),
+        ({"connect_timeout_seconds": None}, f"connect_timeout_seconds=None: {SECONDS}"),
+        ({"reconnect_timeout_seconds": float("nan")}, f"reconnect_timeout_seconds=nan: {SECONDS}"),
+        ({"put_timeout_seconds": float("inf")}, f"put_timeout_seconds=inf: {SECONDS}, or None to wait forever"),
+        ({"put_timeout_seconds": True}, f"put_timeout_seconds=True: {SECONDS}, or None to wait forever"),
         ({"divert_to": 5}, f"divert_to=5: {PLACES}"),
         ({"json_options": "x"}, f"json_options='x': {JSON_OPTIONS}"),
         ({"json_options": {5: "x"}}, f"json_options={{5: 'x'}}: {JSON_OPTIONS}"),
@@ -131,6 +137,25 @@ def test_what_does_not_hold_is_one_problem(options: dict[str, Any], said: str) -
     with pytest.raises(ConfigurationError) as caught:
         WriterOptions(**options)
     assert caught.value.problems == (said,)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on_bad_record": "divert"}, "on_bad_record='divert', divert_to=None: give on_bad_record='divert' and the p"),
+        ({"divert_to": "s3://b/p"}, "on_bad_record='fail', divert_to='s3://b/p': give on_bad_record='divert' and the "),
+        ({"divert_to": "hdfs://n/p"}, "divert_to='hdfs://n/p': give s3://BUCKET/PREFIX, where "),
+        ({"divert_to": "s3://ID:SEC/RET@b/p"}, "divert_to='***': give s3://BUCKET/PREFIX, where "),
+        ({"divert_to": "s3://b?access_key=x&secret_key=y"}, "divert_to='***': give s3://BUCKET/PREFIX, where "),
+        ({"stream": "s", "stream_column": "to"}, "stream='s': every row goes there, and no column says where; give o"),
+        ({"json_options": {"a": None}}, "json_options={'a': None}: give a mapping of names to texts"),
+        ({"json_options": {}, "data": "d"}, "json_options={}: of the default payload, but data='d' is sent as it is"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named_and_no_secret(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        WriterOptions(**options)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(("on_bad_record", "skips"), [("fail", False), ("skip", True), ("divert", True)])
@@ -199,6 +224,9 @@ def test_text_that_does_not_hold_is_refused_with_what_to_do(given: dict[str, str
 
 
 def test_all_of_it_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        KinesisBatchWriter("", null_key="drop", put_timeout_seconds=-1)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["stream", "null_key", "put_timeout_seconds"]
     with pytest.raises(ConfigurationError) as caught:
         from_text({"strem": "s", "flushTimeoutSeconds": "x", "region": "r"})
     assert [problem.split(":")[0].split("=")[0] for problem in caught.value.problems] == [

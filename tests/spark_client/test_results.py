@@ -8,7 +8,17 @@ import pytest
 
 from producerd.errors import Code, ConnectionFailed, RecordsFailed, RowFailure
 from spark_client.dry_run import Packed, StreamDryRun
-from spark_client.results import DaemonFigures, PartitionResult, SkippedRow, as_line, error_in, marked, merge, names_of
+from spark_client.results import (
+    BatchResult,
+    DaemonFigures,
+    PartitionResult,
+    SkippedRow,
+    as_line,
+    error_in,
+    marked,
+    merge,
+    names_of,
+)
 
 INVALID = RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True)
 UNJUDGED = INVALID._replace(judged=False)
@@ -81,6 +91,36 @@ def test_what_a_prompt_shows_counts_the_files_and_the_daemons() -> None:
     )
 
 
+@pytest.mark.promise("client-asks-waits-why")
+def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
+    """Its tasks were held for 1 s each by their shards, except the first, which waited for 1.5 s for an answer."""
+
+    def of(tasks: int) -> BatchResult:
+        held = [
+            result(n)._replace(records=500_000, bytes=9, seconds=2.5, why=f"{n} shards take no more", why_seconds=1.0)
+            for n in range(tasks)
+        ]
+        held[0] = held[0]._replace(failures=(INVALID,), why="answers are late", why_seconds=1.5)
+        return merge(7, "s", held, skip_bad_records=True, seconds=3.0)
+
+    assert repr(of(3)) == (
+        "BatchResult(stream='s', batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
+        "waiting_share=0.7, seconds_blocked=3.75, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
+        "retries=0, throttled=0, possible_duplicates=0, spread_keys=0, resent=0, "
+        "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
+    )
+    assert str(of(3)) == (
+        "s, batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), tasks waited 70% of "
+        "their time (3.8 s blocked, 1.5 s flushing), 1 skipped; held by: 1 shards take no more"
+    )
+    assert len(repr(of(10_000))) < 500
+    shown = of(30)._repr_html_().replace(LEFT, "")
+    for row in ("<th>records per second</th><td>5,000,000</td>", "<th>held by</th><td>1 shards take no more</td>"):
+        assert row in shown
+    assert "<tr><th>tasks</th><td>30 on h0, h1, h10, " in shown
+    assert len(shown) < 2_000
+
+
 LEFT = ' style="text-align: left"'
 
 
@@ -109,6 +149,9 @@ def test_a_batch_without_tasks_is_shown_too() -> None:
     shown = merge(None, "s", [], skip_bad_records=True)._repr_html_()
     assert shown.replace(LEFT, "").startswith("<table><tr><th>stream</th><td>s</td></tr>")
     assert "tasks" not in shown
+    assert "batch id" not in shown
+    odd = merge(None, "s", [], skip_bad_records=True)._replace(skipped_rows=(SkippedRow(0, 1, "<b>"),))
+    assert "0:1 &lt;b&gt;" in odd._repr_html_()
 
 
 def test_a_dry_run_is_one_line_and_a_table_however_many_streams_it_has() -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import logging
 import os
 import platform
-import socket
-from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -42,9 +38,20 @@ from spark_client.results import (
     marked,
     merge,
 )
-from spark_client.tally import Tally
-from spark_client.task import Plan, _report, send_partition, speculates
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session
+from spark_client.task import Plan, send_partition, speculates
+from tests.spark_client.fake_daemon import (
+    INVALID,
+    FakeDaemon,
+    Script,
+    Session,
+    dies,
+    ends,
+    expects,
+    in_turn,
+    lasts,
+    refuses,
+    stores,
+)
 
 
 def batch(data: list[str | None], keys: list[str | None] | None = None) -> pa.RecordBatch:
@@ -63,10 +70,16 @@ def result(partition: int, *failures: RowFailure, records: int = 10) -> Partitio
 
 
 def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon) -> None:
+    """Its report has every count, and seconds to the millisecond."""
+    counted = lasts(stores(2, retries=6, throttled=7, possible_duplicates=8, spread_keys=9))
+    daemon.runs(dies, counted)
     (report,) = send(daemon, batch(["a", "b"]), batch([]), batch(["c"]))
-    assert (report.partition, report.records, report.bytes, report.failures) == (0, 3, 9, ())
-    assert [data for _, data, _ in daemon.rows] == [b"a", b"b", b"c"]
-    assert len(daemon.sessions) == 1
+    assert (report.partition, report.host, report.records, report.bytes) == (0, socket.gethostname(), 3, 9)
+    assert (report.retries, report.throttled, report.spread_keys, report.failures) == (12, 14, 18, ())
+    assert (report.resent, report.possible_duplicates) == (2, 16 + 2)
+    for seconds in (report.seconds_blocked, report.seconds_flushing):
+        assert 0 < seconds == round(seconds, 3)
+    assert [data for _, (_, data, _) in daemon.sessions[1].rows] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize(("batch_id", "told"), [(None, 7), (3, 3)])
@@ -160,27 +173,14 @@ def test_a_task_s_result_has_what_its_own_daemon_has_used(daemon: FakeDaemon, mo
 def test_the_log_of_its_own_daemon_is_quoted_where_that_is_lost(
     code: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        reserve = session.expect(frames.Reserve)
-        if code == Code.KMS:
-            session.refuse(reserve, code, "the key is disabled")
-            session.await_end()
-
-    daemon.runs(script)
+    gone = ends(expects(frames.Reserve))
+    daemon.runs(gone if code == Code.DAEMON_LOST else lasts(refuses(code, "the key is disabled")))
     own = Own(daemon.path)
     monkeypatch.setattr(Plan, "own_daemon", lambda _: own)
     with pytest.raises(ProducerdError) as caught:
         send(daemon, batch(["x"]), reconnect_timeout_seconds=0)
     assert caught.value.code == code
     assert ("; its log /its.log ends with: its last line" in str(caught.value)) is (code == Code.DAEMON_LOST)
-
-
-def test_a_report_has_every_count_and_seconds_to_the_millisecond() -> None:
-    tally = Tally(5, 4, 3, 4, 0, 6, 7, 8, 9, 10, 1.23456, 6.54321)
-    connection: Any = SimpleNamespace(tally=tally)
-    report = _report(connection, frames.Hello(1, 1, partition=2))
-    assert report == PartitionResult(2, socket.gethostname(), 4, 3, 6, 7, 8, 9, 10, 1.235, 6.543)
 
 
 def test_an_empty_partition_opens_no_connection(daemon: FakeDaemon) -> None:
@@ -190,46 +190,17 @@ def test_an_empty_partition_opens_no_connection(daemon: FakeDaemon) -> None:
 
 def test_a_frame_that_is_too_large_is_cut_again(daemon: FakeDaemon) -> None:
     """Refused first by bytes, then by records: every row arrives once, in order."""
-
-    def script(session: Session) -> None:
-        session.start()
-        reserve = session.expect(frames.Reserve)
-        assert reserve.layout.records == 100
-        session.refuse(reserve, Code.TOO_LARGE, max_frame_bytes=1_024 + 39 * 35, max_frame_records=10_000)
-        for records in (39, 39):
-            body = session.take_frame()
-            assert body.layout.records == records
-            session.ack(body)
-        reserve = session.expect(frames.Reserve)
-        session.refuse(reserve, Code.TOO_LARGE, max_frame_bytes=0, max_frame_records=1)
-        for _ in range(22):
-            session.ack(session.take_frame())
-        session.await_end()
-
-    daemon.runs(script)
+    by_bytes = refuses(Code.TOO_LARGE, max_frame_bytes=1_024 + 39 * 35, max_frame_records=10_000)
+    by_records = refuses(Code.TOO_LARGE, max_frame_bytes=0, max_frame_records=1)
+    daemon.runs(lasts(by_bytes, stores(2), by_records, stores(22)))
     (report,) = send(daemon, batch(["x"] * 100, [f"{i:02}" for i in range(100)]))
     assert report.records == 100
+    assert [body.layout.records for body in daemon.sessions[0].bodies] == [39, 39, *[1] * 22]
     assert [key for key, _, _ in daemon.rows] == [b"%02d" % i for i in range(100)]
 
 
-def test_one_record_that_is_too_large_is_refused_and_not_cut_for_ever(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.refuse(session.expect(frames.Reserve), Code.TOO_LARGE, "larger than nothing")
-        session.await_end()
-
-    daemon.runs(script)
-    with pytest.raises(ProducerdError, match=r"PRODUCERD\[TOO_LARGE\]: .*larger than nothing"):
-        send(daemon, batch(["x"]))
-
-
 def test_a_task_that_cannot_go_on_says_so_in_one_marked_line(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.start()
-        session.refuse(session.expect(frames.Reserve), Code.KMS, "the key\nis disabled")
-        session.await_end()
-
-    daemon.runs(script)
+    daemon.runs(lasts(refuses(Code.KMS, "the key\nis disabled")))
     with pytest.raises(
         ProducerdError,
         match=r"^PRODUCERD\[KMS\]: host \S+, partition 0: the key is disabled; allow the stream",
@@ -249,29 +220,12 @@ def test_a_partition_with_failed_rows_is_reported_and_goes_no_further(daemon: Fa
             sent += 1
             yield batch(["good", None, "good"])
 
-    def script(session: Session) -> None:
-        session.start()
-        while True:
-            message = session.read()
-            if isinstance(message, frames.Reserve):
-                session.send(frames.Grant(message.frame_id))
-            elif isinstance(message, Body):
-                session.fail(message, {1: INVALID})
-            elif isinstance(message, frames.Flush):
-                break
-        session.await_end()
-
-    daemon.runs(script)
+    bad = in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[1] is None else None))
+    daemon.runs(bad)
     (made,) = send_partition(Plan("s", daemon.path), batches())
     report = PartitionResult.from_line(made.column(0)[0].as_py())
     assert report.failures[0].rows[0] == 1
     assert sent < 100
-
-
-def test_a_report_travels_whole() -> None:
-    report = result(3, RowFailure("EXPIRED", "too old", 2, True, (4, 5)))
-    assert PartitionResult.from_line(report.to_line()) == report
-    assert "\n" not in json.dumps(report)
 
 
 def test_a_batch_is_the_sum_of_its_partitions() -> None:
@@ -283,31 +237,6 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
         (result(0), result(1, skipped)),
         stream="s",
     )
-
-
-def test_failed_rows_are_one_line_with_counts_and_the_first_rows() -> None:
-    bad_row = RowFailure(Code.RECORD_TOO_LARGE, "over 1 MiB", 1, False, (17,), judged=True)
-    beside = RowFailure(Code.FRAME_REFUSED, "refused with the frame", 99, False, (0, 1))
-    with pytest.raises(RecordsFailed) as caught:
-        merge(7, "s", [result(0), result(2, bad_row, beside), result(1, beside)], skip_bad_records=False)
-    assert str(caught.value) == (
-        "PRODUCERD[RECORD_TOO_LARGE]: host host1, partition 1, stream s: "
-        "1 record failed, 198 in the same frames were not taken; named as partition:row: "
-        "RECORD_TOO_LARGE 1 (over 1 MiB), rows 2:17; "
-        "FRAME_REFUSED 198 (refused with the frame); "
-        'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them '
-        "(data source: onBadRecord)"
-    )
-    assert caught.value.code == Code.RECORD_TOO_LARGE
-    assert [failure.records for failure in caught.value.failures] == [1, 198]
-
-
-def test_only_bad_records_may_be_skipped() -> None:
-    expired = RowFailure(Code.EXPIRED, "too old", 1, False, (0,))
-    invalid = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (1,), judged=True)
-    with pytest.raises(RecordsFailed, match="1 record failed") as caught:
-        merge(None, "s", [result(0, expired, invalid)], skip_bad_records=True)
-    assert [failure.code for failure in caught.value.failures] == [Code.EXPIRED]
 
 
 @pytest.mark.parametrize(
@@ -368,29 +297,29 @@ def streams(*named: str | bytes | None) -> pa.RecordBatch:
     )
 
 
-def refuses(code: str, *known: str) -> Callable[[Session], None]:
-    """Opens the streams that it knows, and serves."""
+def knows(*names: str) -> Script:
+    """Return a script: the daemon opens streams of these names only, and serves."""
 
-    def script(session: Session) -> None:
+    def opens(session: Session) -> None:
         session.welcome()
         with contextlib.suppress(EOFError):
             while True:
                 message = session.read()
-                if isinstance(message, frames.Open) and message.stream in known:
+                if isinstance(message, frames.Open) and message.stream in names:
                     session.send(frames.Opened(message.stream_id, 1 << 20, 100))
                 elif isinstance(message, frames.Open):
-                    session.send(frames.Refused(0, message.stream_id, code, f"{message.stream!r}: no"))
+                    session.send(frames.Refused(0, message.stream_id, Code.STREAM_LIMIT, f"{message.stream!r}: no"))
                 elif isinstance(message, frames.Reserve):
                     session.send(frames.Grant(message.frame_id))
                 elif isinstance(message, Body):
                     session.ack(message)
 
-    return script
+    return opens
 
 
 def test_a_stream_that_is_refused_fails_its_rows_and_not_the_task(daemon: FakeDaemon) -> None:
     """Another attempt would only store the rows of the other streams once more."""
-    daemon.runs(refuses(Code.STREAM_LIMIT, "a", "c"))
+    daemon.runs(knows("a", "c"))
     (report,) = send(daemon, streams("a", "b", "c", "b"), streams("a", "a"), stream=None)
     assert report.failures == (RowFailure(Code.STREAM_LIMIT, "'b': no", 2, False, (1, 3), "b"),)
     assert len(daemon.rows) == 2, "what comes behind a failure is not sent"
@@ -412,18 +341,3 @@ def test_what_cannot_be_a_stream_s_name_is_a_bad_record_and_is_not_quoted(daemon
 def test_the_mark_in_a_row_that_another_error_quotes_is_not_taken_for_ours() -> None:
     text = "[CAST_INVALID_INPUT] The value 'PRODUCERD[X]: SECRET' of the type STRING cannot be cast to BIGINT"
     assert error_in(text) is None
-
-
-def test_skipped_rows_are_a_warning_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Else, where nobody looks at a result, nobody would know."""
-    caplog.set_level(logging.INFO)
-    skipped = RowFailure(Code.RECORD_INVALID, "data is null", 30, False, (3, 5), judged=True)
-    merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True).log(logging.getLogger("producerd.client"))
-    merge(8, "s", [result(0)], skip_bad_records=True).log(logging.getLogger("producerd.client"))
-    warning, info = caplog.records
-    assert (warning.levelno, info.levelno) == (logging.WARNING, logging.INFO)
-    assert warning.getMessage().endswith(
-        "30 skipped, 2 retries, 4 throttled, 6 possible duplicates, 8 spread keys, 10 resent"
-        "; skipped (partition:row): 1:3 RECORD_INVALID, 1:5 RECORD_INVALID"
-    )
-    assert info.getMessage().startswith("s, batch 8: 10 records, 100 bytes in 1 task, 0.5 s blocked, 0.2 s flushing")

@@ -19,13 +19,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from producerd import __version__
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, RecordsFailed, RowFailure
+from producerd.errors import Code, ConnectionFailed, ProducerdError, RecordsFailed, RowFailure
 from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
 from spark_client.options import WriterOptions
-from spark_client.results import SAME_CLIENT, BatchResult, PartitionResult, marked, merge
+from spark_client.results import SAME_CLIENT, PartitionResult, marked
 from spark_client.task import Plan
 from spark_client.writer import _bounded_arrow_batches, _name_of_call
-from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session, in_turn, serve
+from tests.spark_client.fake_daemon import (
+    INVALID,
+    FakeDaemon,
+    Row,
+    Session,
+    acks,
+    dies,
+    in_turn,
+    lasts,
+    serve,
+    takes,
+    until,
+)
 from tests.spark_client.fake_spark import AnyConf
 
 if TYPE_CHECKING:
@@ -42,43 +54,6 @@ def test_importing_the_client_needs_only_the_standard_library() -> None:
         "spark_client.KinesisBatchWriter(stream='s')\n"
     )
     subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stream": ""}, "stream=''"),
-        ({"put_timeout_seconds": -1}, "put_timeout_seconds=-1: give a number of seconds, 0 to 1,000,000, or None"),
-        ({"flush_timeout_seconds": "5s"}, "flush_timeout_seconds='5s'"),
-        ({"connect_timeout_seconds": None}, "connect_timeout_seconds=None"),
-        ({"reconnect_timeout_seconds": float("nan")}, "reconnect_timeout_seconds=nan"),
-        ({"put_timeout_seconds": float("inf")}, "put_timeout_seconds=inf"),
-        ({"put_timeout_seconds": True}, "put_timeout_seconds=True"),
-        ({"on_bad_record": "ignore"}, "on_bad_record='ignore': give 'fail' or 'skip' or 'divert'"),
-        (
-            {"on_bad_record": "divert"},
-            "on_bad_record='divert', divert_to=None: give on_bad_record='divert' and the place",
-        ),
-        ({"divert_to": "s3://b/p"}, "on_bad_record='fail', divert_to='s3://b/p': give on_bad_record='divert' and the "),
-        ({"divert_to": "hdfs://n/p"}, "divert_to='hdfs://n/p': give s3://BUCKET/PREFIX, where "),
-        ({"divert_to": "s3://ID:SEC/RET@b/p"}, "divert_to='***': give s3://BUCKET/PREFIX, where "),
-        ({"divert_to": "s3://b?access_key=x&secret_key=y"}, "divert_to='***': give s3://BUCKET/PREFIX, where "),
-        ({"null_key": "drop"}, "null_key='drop': give 'spread'"),
-        ({"stream_column": "to"}, "stream='s': every row goes there, and no column says where; give one of the two"),
-        ({"json_options": {"a": None}}, "json_options={'a': None}: give a mapping of names to texts"),
-        ({"json_options": {}, "data": "d"}, "json_options={}: of the default payload, but data='d' is sent as it is"),
-    ],
-)
-def test_an_option_that_does_not_hold_is_named_with_its_value(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        KinesisBatchWriter(**{"stream": "s", **options})
-    assert message in str(caught.value)
-
-
-def test_all_options_that_do_not_hold_are_named_at_once() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        KinesisBatchWriter("", null_key="drop", put_timeout_seconds=-1)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == ["stream", "null_key", "put_timeout_seconds"]
 
 
 def test_a_writer_is_picklable() -> None:
@@ -137,9 +112,8 @@ def test_every_row_arrives_once_as_json_by_default(daemon: FakeDaemon, flights: 
 @pytest.mark.spark
 def test_each_row_goes_to_the_stream_of_its_own(daemon: FakeDaemon, spark: SparkSession) -> None:
     """Rows keep their numbers of the partition, and one without a stream is a bad record."""
-    df = spark.range(0, 6_000, 1, 1).selectExpr(
-        "id AS partition_key", "'d' || id AS data", "IF(id = 5000, NULL, 's' || id % 3) AS stream"
-    )
+    columns = "id AS partition_key", "'d' || id AS data", "IF(id = 5000, NULL, 's' || id % 3) AS stream"
+    df = spark.range(0, 6_000, 1, 1).selectExpr(*columns)
     result = write_batch(df, data="data", socket=daemon.path, on_bad_record="skip")
     assert (result.records, result.skipped) == (6_000, 1)
     assert result.skipped_rows == (SkippedRow(0, 5_000, Code.RECORD_INVALID),)
@@ -148,23 +122,6 @@ def test_each_row_goes_to_the_stream_of_its_own(daemon: FakeDaemon, spark: Spark
     )
     with pytest.raises(RecordsFailed, match=r"RECORD_INVALID 1 \(its stream is null or empty\), rows 0:5000; fix"):
         write_batch(df, data="data", socket=daemon.path)
-
-
-@pytest.mark.spark
-def test_rows_go_back_to_their_source_only_where_that_is_asked_for(daemon: FakeDaemon, spark: SparkSession) -> None:
-    df = spark.sql("SELECT 'k' AS partitionKey, 'd' AS data, 'source' AS streamName")
-    with pytest.raises(
-        BadColumn,
-        match=r"no stream: give stream='NAME'; or, to write each row to the stream that its column "
-        r"`streamName` names, stream_column=\"streamName\" \(data source: streamColumn\); columns: partitionKey,",
-    ):
-        write_batch(df, data="data", socket=daemon.path)
-    write_batch(df, data="data", stream="flights", socket=daemon.path)
-    write_batch(df, data="data", stream_column="streamName", socket=daemon.path)
-    write_batch(df, data="data", stream_column="upper(streamName)", socket=daemon.path)
-    assert [stream for stream, _ in daemon.rows_of_streams] == ["flights", "source", "SOURCE"]
-    with pytest.raises(BadColumn, match="stream_column='nope': no such column"):
-        write_batch(df, data="data", stream_column="nope", socket=daemon.path)
 
 
 WITH_TIMES = (
@@ -209,37 +166,19 @@ def test_a_row_as_json_keeps_the_microseconds_of_its_timestamps(
         assert same
 
 
-@pytest.mark.spark
-def test_the_options_of_the_row_as_json_are_sparks_own(daemon: FakeDaemon, spark: SparkSession) -> None:
-    given = {"TimestampFormat": "HH:mm 'o''clock' \\\\", "ignoreNullFields": False}
-    df = spark.sql("SELECT 'k' AS key, timestamp'2024-07-01 12:00:00' AS at, CAST(NULL AS INT) AS nothing")
-    write(daemon, df, "key", json_options=given)
-    ((_, payload, _),) = daemon.rows
-    assert json.loads(payload or b"") == {"key": "k", "at": "12:00 o'clock \\\\", "nothing": None}
-
-
-@pytest.mark.spark
-def test_failed_rows_are_named_with_their_stream(daemon: FakeDaemon, spark: SparkSession) -> None:
-    daemon.runs(
-        in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] == b"7" else None))
-    )
-    df = spark.range(0, 20, 1, 1).selectExpr("id AS partition_key", "'x' AS data", "'s' || id % 2 AS stream")
-    with pytest.raises(RecordsFailed, match=r"failed; .*: RECORD_INVALID 1 of stream s1 \(data is null\), rows 0:7"):
-        write_batch(df, data="data", socket=daemon.path)
-
-
-@pytest.mark.spark
-def test_a_column_called_explicit_hash_key_is_one(daemon: FakeDaemon, spark: SparkSession) -> None:
-    df = spark.sql("SELECT 'k' AS partition_key, 9L AS explicit_hash_key, 'd' AS data")
-    write(daemon, df, "partition_key", data="data")
-    assert daemon.rows == [(b"k", b"d", b"9")]
-
-
 @pytest.mark.promise("foreach-batch-commits")
 @pytest.mark.spark
-def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame) -> None:
+def test_the_writer_keeps_its_last_result_and_names_its_jobs(daemon: FakeDaemon, flights: DataFrame) -> None:
+    """Spark's UI shows the stream and the batch of each job and stage."""
+    context: Any = flights.sparkSession.sparkContext
+    context.setLocalProperty("spark.job.description", "the user's own")
     writer = KinesisBatchWriter("s", "tail.num", socket=daemon.path)
-    writer(flights, 4)
+    try:
+        writer(flights, 4)
+        write_batch(flights.selectExpr("*", "'s' AS stream"), partition_key="tail.num", socket=daemon.path)
+        assert context.getLocalProperty("spark.job.description") == "the user's own"
+    finally:
+        context.setLocalProperty("spark.job.description", None)
     result = writer.last_result
     assert result is not None
     assert (result.batch_id, result.records) == (4, 1_000)
@@ -247,71 +186,6 @@ def test_the_writer_keeps_its_last_result(daemon: FakeDaemon, flights: DataFrame
     assert str(result).startswith(f"s, batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {took}, ")
     assert all(0 < partition.seconds < result.seconds for partition in result.partitions)
     assert [*writer.results] == [result._replace(partitions=())], "each keeps little, as there may be 100 of them"
-
-
-LEFT = ' style="text-align: left"'
-
-
-def a_result(tasks: int) -> BatchResult:
-    """Of tasks that were held for 1 s each by their shards, except the first, which waited for 1.5 s for an answer."""
-    skipped = (RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True),)
-    partitions = [
-        PartitionResult(n, f"host-{n}", 500_000, 9, 0, 0, 0, 0, 0, 1.25, 0.5, seconds=2.5)._replace(
-            why=f"{n} shards take no more", why_seconds=1.0
-        )
-        for n in range(tasks)
-    ]
-    partitions[0] = partitions[0]._replace(failures=skipped, why="answers are late", why_seconds=1.5)
-    return merge(7, "s", partitions, skip_bad_records=True, seconds=3.0)
-
-
-@pytest.mark.promise("client-asks-waits-why")
-def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
-    result = a_result(3)
-    assert repr(result) == (
-        "BatchResult(stream='s', batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
-        "waiting_share=0.7, seconds_blocked=3.75, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
-        "retries=0, throttled=0, possible_duplicates=0, spread_keys=0, resent=0, "
-        "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
-    )
-    assert str(result) == (
-        "s, batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), tasks waited 70% of "
-        "their time (3.8 s blocked, 1.5 s flushing), 1 skipped; held by: 1 shards take no more"
-    )
-    assert len(repr(a_result(10_000))) < 500
-
-
-def test_a_notebook_shows_a_result_as_a_table() -> None:
-    shown = a_result(30)._repr_html_().replace(LEFT, "")
-    for row in (
-        "<tr><th>batch id</th><td>7</td></tr>",
-        "<tr><th>records</th><td>15,000,000</td></tr>",
-        "<tr><th>records per second</th><td>5,000,000</td></tr>",
-        "<tr><th>seconds blocked</th><td>37.5</td></tr>",
-        "<tr><th>waiting share</th><td>70%</td></tr>",
-        "<tr><th>held by</th><td>1 shards take no more</td></tr>",
-        "<tr><th>skipped</th><td>1</td></tr>",
-        "<tr><th>skipped row</th><td>0:3 RECORD_INVALID</td></tr>",
-    ):
-        assert row in shown
-    assert "<tr><th>tasks</th><td>30 on host-0, host-1, host-10, " in shown
-    assert shown.endswith("</table>")
-    assert len(shown) < 2_000
-    assert "batch id" not in a_result(1)._replace(batch_id=None)._repr_html_()
-    odd = a_result(1)._replace(skipped_rows=(SkippedRow(0, 1, "<b>"),))
-    assert "0:1 &lt;b&gt;" in odd._repr_html_()
-
-
-@pytest.mark.spark
-def test_sparks_ui_names_jobs_and_stages_after_batch_and_stream(daemon: FakeDaemon, flights: DataFrame) -> None:
-    context: Any = flights.sparkSession.sparkContext
-    context.setLocalProperty("spark.job.description", "the user's own")
-    try:
-        KinesisBatchWriter("s", "tail.num", socket=daemon.path).write(flights, 4)
-        write_batch(flights.selectExpr("*", "'s' AS stream"), partition_key="tail.num", socket=daemon.path)
-        assert context.getLocalProperty("spark.job.description") == "the user's own"
-    finally:
-        context.setLocalProperty("spark.job.description", None)
     store = context._jsc.sc().statusStore()
     jobs = store.jobsList(None)
     ours = ("producerd: batch 4 to stream s", "producerd: the write to the streams of its rows")
@@ -324,60 +198,51 @@ def test_sparks_ui_names_jobs_and_stages_after_batch_and_stream(daemon: FakeDaem
 
 
 @pytest.mark.spark
-def test_columns_may_be_names_expressions_or_columns(daemon: FakeDaemon, flights: DataFrame) -> None:
+def test_columns_may_be_names_expressions_or_columns(daemon: FakeDaemon, spark: SparkSession) -> None:
+    """Also as Kinesis sources call them, and with their table's name."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    df = flights.limit(3)
-    write(daemon, df, "seat `count", data="data")
+    df = spark.sql("SELECT 1 AS id, 'k' AS partitionKey, '7' AS explicitHashKey, 'd' AS data, 'src' AS streamName")
+    df = df.alias("flights")
+    write(daemon, df, "partition_key", data="data")
+    write(daemon, df, "Flights.ID", data="data -- the payload", explicit_hash_key=None)
     write(daemon, df, "id + 1", data=F.encode(F.lit("é"), "UTF-8"), explicit_hash_key="CAST(id AS DECIMAL(38,0))")
-    write(daemon, df, "id * 3 AS key", data="data AS payload -- the payload", explicit_hash_key=None)
-    write(daemon, df, "id * 4", data="data -- the payload")
-    assert written(daemon) == Counter(
-        [(b"%d" % (2 * i), b"x", None) for i in range(3)]
-        + [(b"%d" % (factor * i), b"x", None) for i in range(3) for factor in (3, 4)]
-        + [(b"%d" % (i + 1), "é".encode(), b"%d" % i) for i in range(3)]
-    )
+    write(daemon, df, "id * 3 AS key", data="data AS payload -- the payload", stream=None, stream_column="streamName")
+    write(daemon, df, "id", data="data", stream=None, stream_column="upper(streamName)")
+    assert daemon.rows_of_streams == [
+        ("s", (b"k", b"d", b"7")),
+        ("s", (b"1", b"d", b"7")),
+        ("s", (b"2", "é".encode(), b"1")),
+        ("src", (b"3", b"d", b"7")),
+        ("SRC", (b"1", b"d", b"7")),
+    ]
 
 
 @pytest.mark.spark
-def test_what_kinesis_sources_call_their_columns_is_taken(daemon: FakeDaemon, spark: SparkSession) -> None:
-    df = spark.sql("SELECT 'k' AS partitionKey, '7' AS explicitHashKey, 'd' AS data")
-    write(daemon, df, "partition_key", data="data", explicit_hash_key="explicit_hash_key")
-    assert daemon.rows == [(b"k", b"d", b"7")]
+def test_a_bad_column_is_named_before_any_job_and_spark_prints_nothing(
+    daemon: FakeDaemon, flights: DataFrame, spark_prints: list[str]
+) -> None:
+    """Spark 4 would print the JVM's stack of each error of analysis, as it does again after the write."""
+    from pyspark.errors import AnalysisException
 
-
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"key": "tailnum"},
-            r"partition_key='tailnum': no such column, did you mean tail\.num\? columns: id, tail\.num,",
-        ),
+    for options, message in (
+        ({"key": "tailnum"}, r"partition_key='tailnum': no such column, did you mean tail\.num\? columns: id, tail"),
         ({"key": "partition_key"}, "no column partition_key: give partition_key="),
-        ({"key": "`tail`"}, "partition_key='`tail`': no such column"),
-        ({"key": "tail.num.x"}, r"partition_key='tail\.num\.x': no such column"),
-        ({"key": "place.tows"}, r"partition_key='place\.tows': no such column, did you mean place\.town or"),
         ({"key": "id +"}, r"partition_key='id \+': neither.*PARSE_SYNTAX_ERROR"),
         ({"key": "upper(tailnum)"}, r"partition_key='upper\(tailnum\)': neither.*UNRESOLVED_COLUMN"),
         ({"key": "id.x"}, r"partition_key='id\.x': neither.*"),
-        ({"data": "dat"}, r"data='dat': no such column, did you mean data\?"),
         ({"data": "id"}, r"data='id' has type bigint: give a string or binary column, such as to_json"),
-        ({"explicit_hash_key": "nope"}, "explicit_hash_key='nope': no such column"),
         ({"stream": None}, "no stream: give stream='NAME', or a column `stream`; "),
-    ],
-)
-def test_a_bad_column_is_named_before_any_job(
-    daemon: FakeDaemon, flights: DataFrame, options: dict[str, Any], message: str, spark_prints: list[str]
-) -> None:
-    """And in that one line alone: Spark 4 would print the JVM's stack of each error of analysis."""
-    flights = flights.selectExpr("*", "named_struct('town', 'x') AS place")
-    with pytest.raises(BadColumn, match=message) as caught:
-        write(daemon, flights, **options)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
+    ):
+        with pytest.raises(BadColumn, match=message) as caught:
+            write(daemon, flights, **options)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
     assert daemon.sessions == []
     assert spark_prints == []
+    with pytest.raises(AnalysisException):
+        flights.selectExpr("tailnum + missing").schema  # noqa: B018 - Spark analyses it now
+    assert bool(spark_prints) is not flights.sparkSession.version.startswith("3.")
 
 
 @pytest.fixture
@@ -399,33 +264,6 @@ def spark_prints(spark: SparkSession) -> Iterator[list[str]]:
 
 
 @pytest.mark.spark
-def test_after_a_write_spark_prints_the_jobs_own_errors_again(
-    daemon: FakeDaemon, flights: DataFrame, spark: SparkSession, spark_prints: list[str]
-) -> None:
-    from pyspark.errors import AnalysisException
-
-    with pytest.raises(BadColumn):
-        write(daemon, flights, "tailnum + missing")
-    assert spark_prints == []
-    with pytest.raises(AnalysisException):
-        flights.selectExpr("tailnum + missing").schema  # noqa: B018 - Spark analyses it now
-    assert bool(spark_prints) is not spark.version.startswith("3.")
-
-
-@pytest.mark.spark
-def test_spark_is_not_asked_for_a_name_that_no_column_has(
-    daemon: FakeDaemon, flights: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*_: Any) -> Any:
-        raise AssertionError("Spark is asked")
-
-    for name in ("select", "selectExpr"):
-        monkeypatch.setattr(type(flights), name, asked)
-    with pytest.raises(BadColumn, match="no such column"):
-        write(daemon, flights, "tailnr")
-
-
-@pytest.mark.spark
 def test_names_have_the_case_that_the_session_gives_them(daemon: FakeDaemon, spark: SparkSession) -> None:
     df = spark.sql("SELECT 'a' AS `Tail.Num`, 'b' AS `x y`, named_struct('Inner', 'c') AS place, 'd' AS data")
     for name in ("tail.num", "`TAIL.NUM`", "X y", "PLACE.inner", "`place`.`inner`", "current_date"):
@@ -444,62 +282,46 @@ def test_names_have_the_case_that_the_session_gives_them(daemon: FakeDaemon, spa
 
 
 @pytest.mark.spark
-def test_a_column_may_be_named_with_its_table(daemon: FakeDaemon, spark: SparkSession) -> None:
-    write(daemon, spark.sql("SELECT 'a' AS tailnum, 'd' AS data").alias("flights"), "Flights.TailNum", data="data")
-    assert [key for key, _, _ in daemon.rows] == [b"a"]
-
-
-@pytest.mark.spark
-def test_failed_rows_are_one_line_and_spark_does_not_store_the_good_ones_again(
-    daemon: FakeDaemon, flights: DataFrame
-) -> None:
-    fails = in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] == b"N8" else None))
-    daemon.runs(fails)
+def test_bad_records_fail_the_batch_in_one_line_or_are_skipped(daemon: FakeDaemon, flights: DataFrame) -> None:
+    """Spark does not store the good ones again."""
+    bad = {b"N8", b"N501"}
+    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] in bad else None)))
     with pytest.raises(RecordsFailed) as caught:
         write(daemon, flights)
     text = str(caught.value)
     assert text.startswith("PRODUCERD[RECORD_INVALID]: host ")
     assert text.endswith(
-        "partition 0, stream s: 1 record failed; named as partition:row: RECORD_INVALID 1 (data is null), rows 0:8; "
+        "stream s: 2 records failed; named as partition:row: RECORD_INVALID 2 (data is null), rows 0:8, 1:1; "
         'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them '
         "(data source: onBadRecord)"
     )
-    assert caught.value.failures[0].rows == (8,)
     assert caught.value.__cause__ is None
     assert len(daemon.sessions) == 2
-
-
-@pytest.mark.spark
-def test_a_task_that_stops_early_leaves_its_input_unread(daemon: FakeDaemon, spark: SparkSession) -> None:
-    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda _: INVALID)))
-    wide = spark.range(0, 200_000, 1, 1).selectExpr("repeat('x', 1000) AS data", "id AS partition_key")
-    with pytest.raises(RecordsFailed):
-        write(daemon, wide, "partition_key", data="data")
-    assert len(daemon.rows) < 200_000
-
-
-@pytest.mark.spark
-def test_bad_records_may_be_skipped(daemon: FakeDaemon, flights: DataFrame) -> None:
-    bad = {b"N8", b"N501"}
-    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] in bad else None)))
     result = write(daemon, flights, on_bad_record="skip")
     assert (result.records, result.skipped) == (1_000, 2)
     assert result.skipped_rows == (SkippedRow(0, 8, Code.RECORD_INVALID), SkippedRow(1, 1, Code.RECORD_INVALID))
-    stored = [key + (data or b"") for key, data, _ in daemon.rows if key not in bad]
+    stored = [key + (data or b"") for _, (key, data, _) in daemon.rows_of_streams[1_000:] if key not in bad]
     assert result.bytes == sum(map(len, stored)), "only stored rows count"
-    assert {hello.bad_rows for hello in daemon.hellos} == {1}
+    assert [hello.bad_rows for hello in daemon.hellos] == [0, 0, 1, 1]
 
 
 @pytest.mark.spark
-def test_without_a_daemon_spark_raises_one_line(flights: DataFrame, tmp_path: Path) -> None:
-    path = str(tmp_path / "nobody.sock")
+def test_without_a_daemon_spark_raises_one_line_and_other_errors_are_left_as_they_are(
+    daemon: FakeDaemon, flights: DataFrame
+) -> None:
+    path = daemon.path + ".nobody"
     with pytest.raises(ConnectionFailed) as caught:
-        write_batch(flights, stream="s", partition_key="id", socket=path, connect_timeout_seconds=0)
+        write_batch(flights.limit(1), stream="s", partition_key="id", socket=path, connect_timeout_seconds=0)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("PRODUCERD[DAEMON_ABSENT]: host ")
     assert path in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+    broken = flights.limit(1).selectExpr("CAST(raise_error('not ours') AS STRING) AS data", "id")
+    with pytest.raises(Exception, match="not ours") as theirs:
+        write(daemon, broken, "id", data="data")
+    assert not isinstance(theirs.value, ProducerdError)
+    assert type(theirs.value).__module__.startswith(("pyspark", "py4j"))
 
 
 @pytest.mark.spark
@@ -507,25 +329,12 @@ def test_without_a_daemon_spark_raises_one_line(flights: DataFrame, tmp_path: Pa
 def test_a_daemon_that_dies_costs_no_record_and_no_attempt_if_it_comes_back(
     daemon: FakeDaemon, flights: DataFrame, seconds: float, attempts: list[int]
 ) -> None:
-    def dies(session: Session) -> None:
-        session.start()
-        session.take_frame()
-
     daemon.runs(dies, serve)
     result = write(daemon, flights, reconnect_timeout_seconds=seconds)
     assert result.records == 1_000
     assert {key for key, _, _ in daemon.rows} == {b"N%d" % i for i in range(1_000) if i % 7} | {b""}
     assert sorted(hello.attempt for hello in daemon.hellos) == attempts
     assert result.resent == result.possible_duplicates == (500 if seconds else 0)
-
-
-@pytest.mark.spark
-def test_other_errors_are_left_as_they_are(daemon: FakeDaemon, flights: DataFrame) -> None:
-    broken = flights.selectExpr("CAST(raise_error('not ours') AS STRING) AS data", "id")
-    with pytest.raises(Exception, match="not ours") as caught:
-        write(daemon, broken, "id", data="data")
-    assert not isinstance(caught.value, ProducerdError)
-    assert type(caught.value).__module__.startswith(("pyspark", "py4j"))
 
 
 @pytest.mark.spark
@@ -705,13 +514,6 @@ def test_a_task_s_error_is_raised_as_its_line_and_every_other_as_it_is(connected
         assert (type(caught.value), str(caught.value)) == (kind, said)
 
 
-@pytest.mark.spark
-def test_the_size_of_rows_is_known_from_the_second_batch_on(daemon: FakeDaemon, flights: DataFrame) -> None:
-    writer = KinesisBatchWriter("s", "tail.num", "data", socket=daemon.path)
-    result = writer.write(flights)
-    assert writer._row_bytes == result.bytes / 1_000 > 1
-
-
 @pytest.mark.promise("foreach-batch-commits")
 @pytest.mark.spark
 def test_foreach_batch_commits_only_what_is_acknowledged(
@@ -722,14 +524,7 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
 
     go_on = threading.Event()
 
-    def holds_back(session: Session) -> None:
-        session.start()
-        body = session.take_frame()
-        go_on.wait(30)
-        session.ack(body)
-        session.await_end()
-
-    daemon.runs(holds_back)
+    daemon.runs(lasts(takes(1), lambda _: go_on.wait(60), acks(0)))
     spark.range(0, 10, 1, 1).selectExpr("id AS partition_key", "'d' AS data").write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema("partition_key long, data string").parquet(str(tmp_path / "in"))
     monkeypatch.setenv("PRODUCERD_SOCKET", "/only/the/worker's/own/environment/counts")
@@ -743,7 +538,8 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
             .trigger(availableNow=True)
             .start()
         )
-        assert not query.awaitTermination(4)
+        until(lambda: daemon.rows)
+        assert not query.awaitTermination(1)
         assert not list(tmp_path.glob("checkpoint/commits/[0-9]*"))
         go_on.set()
         assert query.awaitTermination(30)
