@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError, Refused
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError
 from producerd.wire import frames
 from spark_client import __version__, checks
 from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, probe
@@ -27,7 +27,17 @@ from spark_client.daemon_settings import DaemonSettings
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import jvm_pid
 from spark_client.task import Plan
-from tests.spark_client.fake_daemon import FakeDaemon, Session, close_with, in_turn
+from tests.spark_client.fake_daemon import (
+    FakeDaemon,
+    Script,
+    Session,
+    close_with,
+    ends,
+    expects,
+    in_turn,
+    refuses_stream,
+    says,
+)
 from tests.spark_client.fake_spark import AnyConf, fake_spark
 
 if TYPE_CHECKING:
@@ -73,13 +83,14 @@ def status(session: Session) -> None:
 
 
 @pytest.mark.spark
-def test_every_slot_is_asked_and_each_executor_is_one_line(daemon: FakeDaemon, spark: SparkSession) -> None:
-    daemon.runs(in_turn(lambda session: session.welcome(daemon="producerd 9"), Session.await_end))
-    told = check(spark, socket=daemon.path)
+def test_every_slot_opens_the_stream_and_each_executor_is_one_line(daemon: FakeDaemon, spark: SparkSession) -> None:
+    daemon.runs(status)
+    told = check(spark, stream="flights", socket=daemon.path)
     (executor,) = told.executors
     assert len(daemon.sessions) == 2
-    assert executor.socket == daemon.path
-    assert (executor.daemon, executor.window_frames, executor.max_frame_records) == ("producerd 9", 64, 10_000)
+    assert (executor.socket, executor.daemon, executor.window_frames) == (daemon.path, "producerd 9", 64)
+    assert (executor.max_frame_bytes, executor.max_frame_records) == (1 << 19, 9_000)
+    assert (executor.queue_records, executor.service) == (12, "ready: a dry run")
     assert executor.installed == told.driver
     assert told.driver.client == __version__
     assert told.driver.client_path == str(Path(checks.__file__).parent)
@@ -87,16 +98,6 @@ def test_every_slot_is_asked_and_each_executor_is_one_line(daemon: FakeDaemon, s
     assert {hello.application_id for hello in daemon.hellos} == {spark.conf.get("spark.app.id")}
     java = Path(f"/proc/{executor.pid}/comm")
     assert not java.exists() or java.read_text() == "java\n"
-
-
-@pytest.mark.spark
-def test_a_stream_is_opened_and_its_limits_are_told(daemon: FakeDaemon, spark: SparkSession) -> None:
-    daemon.runs(status)
-    (executor,) = check(spark, stream="flights", socket=daemon.path).executors
-    assert (executor.max_frame_bytes, executor.max_record_bytes) == (1 << 19, 1 << 20)
-    assert (executor.queue_records, executor.queue_limit_records) == (12, 1_000_000)
-    assert (executor.queue_bytes, executor.queue_limit_bytes, executor.last_error) == (2_048, 64 << 20, "AccessDenied")
-    assert executor.service == "ready: a dry run"
 
 
 @pytest.mark.spark
@@ -111,21 +112,6 @@ def test_without_a_daemon_it_is_one_line_that_names_the_host_and_the_path(spark:
     assert str(caught.value).count(host) == 1
     assert "\n" not in str(caught.value)
     assert caught.value.code == Code.DAEMON_ABSENT
-
-
-@pytest.mark.spark
-def test_a_stream_that_the_daemon_refuses_is_told(daemon: FakeDaemon, spark: SparkSession) -> None:
-    def script(session: Session) -> None:
-        session.welcome()
-        opened = session.expect(frames.Open)
-        session.send(frames.Refused(0, opened.stream_id, Code.STREAM_NOT_FOUND, f"{opened.stream}: no legal name"))
-        session.await_end()
-
-    daemon.runs(script)
-    with pytest.raises(
-        Refused, match=r"^PRODUCERD\[STREAM_NOT_FOUND\]: 1 of 1 executor, .*: f-l: no legal name; check"
-    ):
-        check(spark, stream="f-l", socket=daemon.path)
 
 
 class Here:
@@ -169,29 +155,28 @@ def test_the_task_is_a_plain_udf_of_the_session_s_own_kind(
 # ------------------------------------------------------------------------------------------------------- on an executor
 
 
-def says(last_error: str = "", **service: Any) -> Any:
-    """A daemon that answers so whenever it is asked for a stream's status."""
+def answers(last_error: str = "", **service: Any) -> Script:
+    """Return a script: the daemon answers so whenever it is asked for a stream's status."""
 
-    def script(session: Session) -> None:
-        session.start()
+    def answers_each(session: Session) -> None:
         with contextlib.suppress(EOFError):
             while True:
                 assert session.expect(frames.Status).stream_id in session.streams
                 session.send(frames.Blocked(1, 0.0, "", last_error=last_error, **service))
 
-    return script
+    return ends(answers_each)
 
 
 @pytest.mark.usefixtures("quick")
 def test_what_the_service_said_is_the_problem_and_names_the_stream(daemon: FakeDaemon) -> None:
-    daemon.runs(says(service=frames.Service.FAILED, service_code=Code.UNREACHABLE, service_message="no such host"))
+    daemon.runs(answers(service=frames.Service.FAILED, service_code=Code.UNREACHABLE, service_message="no such host"))
     assert problems_of(daemon, "s") == [[Code.UNREACHABLE, "stream s: no such host"]]
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("number", [frames.Service.NOT_VERIFIED, 200], ids=["denied", "of a later version"])
 def test_what_the_service_may_not_be_asked_is_not_verified(daemon: FakeDaemon, number: int) -> None:
-    daemon.runs(says(service=number, service_message="may not list"))
+    daemon.runs(answers(service=number, service_message="may not list"))
     told = told_by(daemon.path, "s")
     assert told["problems"] == []
     assert ExecutorCheck(*told["executor"]).service == "not verified: may not list"
@@ -203,12 +188,12 @@ def test_a_daemon_of_version_0_1_tells_its_last_error_alone(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(checks, "time", SimpleNamespace(sleep=waited.append))
-    daemon.runs(says("ResourceNotFoundException: of another sort"))
+    daemon.runs(answers("ResourceNotFoundException: of another sort"))
     told = told_by(daemon.path, "s")
     assert told["problems"] == []
     assert ExecutorCheck(*told["executor"]).service.startswith("not verified: this daemon is of a version that cannot")
     assert len(waited) == 2, "for the stream's shards, and for the other tasks"
-    daemon.runs(says("STREAM_NOT_FOUND: no such stream"))
+    daemon.runs(answers("STREAM_NOT_FOUND: no such stream"))
     assert problems_of(daemon, "s") == [[Code.STREAM_NOT_FOUND, "stream s: no such stream"]]
 
 
@@ -246,8 +231,9 @@ def test_a_task_holds_its_slot_and_reports_its_jvm_even_without_a_daemon(
     told = told_by(str(tmp_path / "nobody.sock"), seconds=0)
     assert held == [checks.HOLD_SECONDS]
     has = [*checks.installed()[0]]
-    who = [os.uname().nodename, 4711, checks._user(), has]
-    assert told["executor"] == [*who, "", "", *[0] * 9, "", "", "", [*Traffic()]]
+    host, pid, user, *rest = told["executor"]
+    assert (host, pid, user.split("/")[0]) == (os.uname().nodename, 4711, str(os.getuid()))
+    assert rest == [has, "", "", *[0] * 9, "", "", "", [*Traffic()]]
     assert [code for code, _ in told["problems"]] == [Code.DAEMON_ABSENT]
 
 
@@ -314,30 +300,47 @@ def test_the_limit_of_a_container_is_read_of_either_version_of_cgroups(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_daemon_that_closes_the_session_is_quoted(daemon: FakeDaemon) -> None:
-    daemon.runs(close_with(Code.VERSION_MISMATCH))
-    text = "the daemon closed the session: because of VERSION_MISMATCH"
-    assert problems_of(daemon) == [[Code.VERSION_MISMATCH, text]]
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_daemon_that_closes_the_session_instead_of_opening_the_stream_is_quoted(daemon: FakeDaemon) -> None:
-    def script(session: Session) -> None:
-        session.welcome()
-        session.expect(frames.Open)
-        session.send(frames.Close(Code.INTERNAL, "a bug"))
-
-    daemon.runs(script)
-    assert problems_of(daemon, "s") == [[Code.INTERNAL, "the daemon closed the session: a bug"]]
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("end", "seconds"), [(Session.await_end, 0), (lambda session: None, 20)])
-def test_a_daemon_that_is_mute_after_its_welcome_is_told(
-    daemon: FakeDaemon, end: Any, seconds: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stream", "script", "code", "text"),
+    [
+        (
+            None,
+            close_with(Code.VERSION_MISMATCH),
+            Code.VERSION_MISMATCH,
+            "the daemon closed the session: because of VERSION_MISMATCH",
+        ),
+        (
+            "s",
+            in_turn(Session.welcome, expects(frames.Open), says(frames.Close(Code.INTERNAL, "a bug"))),
+            Code.INTERNAL,
+            "the daemon closed the session: a bug",
+        ),
+        (
+            "s",
+            in_turn(Session.welcome, refuses_stream(Code.STREAM_NOT_FOUND, "s: no legal name"), Session.await_end),
+            Code.STREAM_NOT_FOUND,
+            "s: no legal name",
+        ),
+        (
+            "s",
+            in_turn(Session.welcome, expects(frames.Open)),
+            Code.DAEMON_LOST,
+            "the daemon greeted, and then had no answer to OPEN",
+        ),
+    ],
+    ids=["closes", "closes instead of opening", "refuses the stream", "dies"],
+)
+def test_a_daemon_that_does_not_open_the_stream_is_quoted(
+    stream: str | None, script: Script, code: str, text: str, daemon: FakeDaemon
 ) -> None:
-    monkeypatch.setattr(checks, "ANSWER_SECONDS", seconds)
-    daemon.runs(in_turn(Session.welcome, lambda session: session.expect(frames.Open), end))
+    daemon.runs(script)
+    assert problems_of(daemon, stream) == [[code, text]]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_daemon_that_is_mute_after_its_welcome_is_told(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "ANSWER_SECONDS", 0)
+    daemon.runs(in_turn(Session.welcome, expects(frames.Open), Session.await_end))
     assert problems_of(daemon, "s") == [[Code.DAEMON_LOST, "the daemon greeted, and then had no answer to OPEN"]]
 
 

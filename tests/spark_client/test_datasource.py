@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from pyspark.sql.types import (
 from producerd.errors import BadColumn, Code, ConfigurationError, ProducerdError, RecordsFailed, RowFailure
 from spark_client import datasource
 from spark_client.datasource import ProducerdDataSource
-from spark_client.options import WriterOptions
 from spark_client.results import PartitionResult
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, in_turn
 from tests.spark_client.shipped import run_with_zip
@@ -181,33 +181,19 @@ def expected(stream: str | None = None) -> Counter[Any]:
 
 @pytest.mark.spark
 def test_what_a_kinesis_source_produced_is_written_back_unchanged(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
-    kinesis_rows.write.format("producerd").option("socket", daemon.path).mode("append").save()
-    assert Counter(daemon.rows_of_streams) == expected()
-    assert len(daemon.sessions) == 2
-
-
-@pytest.mark.spark
-def test_rows_go_back_to_the_source_of_aws_only_where_that_is_asked_for(
-    daemon: FakeDaemon, kinesis_rows: DataFrame
-) -> None:
-    df = kinesis_rows.withColumnRenamed("stream", "streamName")
+    """By the column that Databricks' source has, or by the one of AWS's where that is asked for; or to one stream."""
+    of_aws = kinesis_rows.withColumnRenamed("stream", "streamName")
     with pytest.raises(Exception, match=r"BAD_COLUMN\]: no stream: .* \(data source: streamColumn\)"):
-        df.write.format("producerd").option("socket", daemon.path).mode("append").save()
-    df.write.format("producerd").options(socket=daemon.path, streamColumn="streamName").mode("append").save()
-    assert Counter(daemon.rows_of_streams) == expected()
-
-
-@pytest.mark.spark
-def test_the_option_goes_before_the_column(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
-    kinesis_rows.write.format("producerd").options(socket=daemon.path, stream="all").mode("append").save()
-    assert Counter(daemon.rows_of_streams) == expected("all")
-
-
-@pytest.mark.spark
-def test_keys_may_be_whole_numbers(daemon: FakeDaemon, spark: SparkSession) -> None:
-    df = spark.range(3).selectExpr("id", "'x' AS data", "CAST(id + 5 AS DECIMAL(38,0)) AS explicit_hash_key")
-    df.write.format("producerd").options(socket=daemon.path, stream="s", partitionKey="id").mode("append").save()
-    assert Counter(daemon.rows) == Counter((b"%d" % i, b"x", b"%d" % (i + 5)) for i in range(3))
+        of_aws.write.format("producerd").option("socket", daemon.path).mode("append").save()
+    for df, options, stream in (
+        (kinesis_rows, {}, None),
+        (of_aws, {"streamColumn": "streamName"}, None),
+        (kinesis_rows, {"stream": "all", "onBadRecord": "skip"}, "all"),
+    ):
+        before = len(daemon.rows_of_streams)
+        df.write.format("producerd").options(socket=daemon.path, **options).mode("append").save()
+        assert Counter(daemon.rows_of_streams[before:]) == expected(stream)
+    assert [hello.bad_rows for hello in daemon.hellos] == [0] * 4 + [1] * 2
 
 
 @pytest.mark.spark
@@ -246,13 +232,6 @@ def test_failed_rows_fail_the_batch_in_one_line_and_no_task_is_repeated(
 
 
 @pytest.mark.spark
-def test_bad_rows_may_be_skipped(daemon: FakeDaemon, kinesis_rows: DataFrame) -> None:
-    daemon.runs(in_turn(Session.welcome, lambda s: s.serve(lambda row: INVALID if row[0] == b"k8" else None)))
-    kinesis_rows.write.format("producerd").options(socket=daemon.path, onBadRecord="skip").mode("append").save()
-    assert len(daemon.rows) == 1_000
-
-
-@pytest.mark.spark
 def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFrame, tmp_path: Path) -> None:
     query = started(kinesis_rows, tmp_path, strem="s")
     with pytest.raises(Exception, match="strem"):
@@ -263,16 +242,16 @@ def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFr
     )
 
 
-def test_rows_one_by_one_become_the_same_batches() -> None:
+def test_rows_one_by_one_become_the_same_batches(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark 4.0 hands rows to its streaming sinks: null keys and data stay null, numbers become text."""
+    monkeypatch.setattr(datasource, "STREAMS_ARROW", False)
     schema = schema_of("extra int, partitionKey long, data binary, stream string")
-    sink = datasource._Sink.of(WriterOptions(), schema)
-    rows = [(1, 7, bytearray(b"a"), "s"), (2, None, None, None)] * 1_100
-    whole = [*sink.batches(iter(rows))]
-    assert {batch.num_columns for batch in whole} == {4}
-    batches = [*map(sink._sent, whole)]
-    assert [batch.num_rows for batch in batches] == [1_000, 1_000, 200]
-    assert batches[0].slice(0, 2).to_pydict() == {
+    writer = ProducerdDataSource({"socket": daemon.path, "onBadRecord": "skip"}).streamWriter(schema, False)
+    sent: list[pa.RecordBatch] = []
+    monkeypatch.setattr(datasource, "send", lambda plan, batches: sent.extend(batches))
+    writer.write(iter([(1, 7, bytearray(b"a"), "s"), (2, None, None, None)] * 1_100))
+    assert [batch.num_rows for batch in sent] == [1_000, 1_000, 200]
+    assert sent[0].slice(0, 2).to_pydict() == {
         "partition_key": ["7", None],
         "data": [b"a", None],
         "stream": ["s", None],
@@ -311,15 +290,24 @@ def test_a_name_that_several_columns_have_is_refused(schema: str) -> None:
         source(schema, stream="s")
 
 
-def test_where_names_have_case_the_one_that_is_written_so_is_taken() -> None:
-    writer = source("DATA int, data string, partition_key string", stream="s")
-    assert writer._sink.places == {"partition_key": 2, "data": 1}
-
-
-def test_whole_numbers_are_keys_whatever_their_type() -> None:
-    writer = source("data binary, explicit_hash_key decimal(38,0), partition_key long", stream="s")
-    assert writer._sink.places == {"partition_key": 2, "data": 0, "explicit_hash_key": 1}
-    assert writer._sink.binary == {"data"}
+@pytest.mark.parametrize(
+    ("schema", "columns", "row"),
+    [
+        ("DATA int, data string, partition_key string", {"DATA": [1], "data": ["d"], "key": ["k"]}, (b"k", b"d", None)),
+        (
+            "data binary, explicit_hash_key decimal(38,0), partition_key long",
+            {"data": [b"d"], "hash": [Decimal(9)], "key": [7]},
+            (b"7", b"d", b"9"),
+        ),
+    ],
+    ids=["names that differ in case", "whole numbers as keys"],
+)
+def test_columns_are_found_by_name_and_sent_as_they_are(
+    schema: str, columns: dict[str, list[Any]], row: Any, daemon: FakeDaemon
+) -> None:
+    writer = source(schema, stream="s", socket=daemon.path)
+    writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
+    assert daemon.rows == [row]
 
 
 # ---- what Spark calls
@@ -352,7 +340,7 @@ ROW = pa.RecordBatch.from_pydict({"partition_key": ["k"], "data": ["d"]})
 
 def rows_for(writer: Any) -> Iterator[Any]:
     """One row, as Spark hands it over."""
-    takes_rows = isinstance(writer, datasource._StreamWriter) and not datasource.STREAMS_ARROW
+    takes_rows = "Stream" in type(writer).__name__ and not datasource.STREAMS_ARROW
     return iter([("k", "d")] if takes_rows else [ROW])
 
 
@@ -378,23 +366,26 @@ def test_a_task_under_speculation_sends_no_row_unless_that_is_allowed(
     assert len(daemon.rows) == 2
 
 
-def commit(writer: Any, *lines: str | None) -> None:
+def commit(writer: Any, *messages: Any) -> None:
     """Commit as the driver does, with None for a task that has not committed."""
-    batch_id = () if isinstance(writer, datasource._BatchWriter) else (7,)
-    writer.commit([None, *map(datasource._CommitMessage, lines)], *batch_id)
+    batch_id = (7,) if "Stream" in type(writer).__name__ else ()
+    writer.commit([None, *messages], *batch_id)
 
 
-def test_the_driver_s_commit_logs_the_sum_and_raises_for_rows_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_driver_s_commit_logs_the_sum_and_raises_for_rows_that_failed(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "producerd.client")
-    bad = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (2,), judged=True)
-    line = PartitionResult(0, "h", 3, 30, 0, 0, 0, 0, 0, 0.0, 0.0, (bad,)).to_line()
-    for writer in writers():
+    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda _: INVALID)))
+    bad = RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (0,), judged=True, stream="s")
+    for writer in writers(socket=daemon.path):
         with pytest.raises(RecordsFailed) as caught:
-            commit(writer, line)
+            commit(writer, writer.write(rows_for(writer)))
         assert caught.value.failures == (bad,)
     assert caplog.messages == []
-    for writer in writers(onbadrecord="skip"):
-        commit(writer, line, None)
-    waited = "0.0 s blocked, 0.0 s flushing"
-    said = f"3 records, 30 bytes in 1 task, {waited}, 1 skipped; skipped (partition:row): 0:2 "
-    assert caplog.messages == [f"s{batch}: {said}RECORD_INVALID" for batch in ("", ", batch 7")]
+    for writer in writers(socket=daemon.path, onbadrecord="skip"):
+        commit(writer, writer.write(rows_for(writer)), writer.write(iter([])))
+    assert len(caplog.messages) == 2
+    for line, batch in zip(caplog.messages, ("", ", batch 7")):
+        assert line.startswith(f"s{batch}: 1 records, 0 bytes in 1 task, ")
+        assert line.endswith(", 1 skipped; skipped (partition:row): 0:0 RECORD_INVALID")

@@ -25,7 +25,7 @@ from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed
 from producerd.wire import frames
 from producerd.wire.columns import lay_out
 from spark_client import diverting
-from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, DivertingTally, Place, name_of_call
+from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, Place, name_of_call
 from spark_client.results import PartitionResult, error_in, merge
 from spark_client.tally import MAX_FAILURES
 from spark_client.task import ODD_STREAM, Plan, send_partition
@@ -291,14 +291,6 @@ def test_the_first_of_spark_s_own_folders_has_the_rows_until_the_end(
     assert used == [scratch and scratch.format(tmp_path)]
 
 
-def test_only_judged_rows_are_kept(tmp_path: Path) -> None:
-    bad_rows = DivertedRows(tmp_path.as_uri(), NAME, 0)
-    tally, columns = DivertingTally(bad_rows), lay_out([b"k"], [b"data"])
-    for why in (REFUSED, INVALID):
-        tally.refuse(3, why, "s", columns, 0)
-    assert (tally.records, bad_rows.records) == (2, 1)
-
-
 def test_a_file_has_the_columns_of_which_the_last_can_be_written_again(picky: FakeDaemon, tmp_path: Path) -> None:
     send(picky, tmp_path.as_uri(), batch(partition_key=["k"], data=["invalid"]))
     schema = pq.read_schema(tmp_path / FILE)
@@ -533,8 +525,3 @@ def test_where_nobody_can_say_which_write_repeats_which_no_two_have_one_name(
     assert len({*names}) == 3
     assert all(re.fullmatch(rf"app-[0-9a-f]{{8}}-{os.getpid()}-[0-9]+", name) for name in names)
     assert name_of_call(None, None, None, None, "a").startswith("python-")
-
-
-def test_other_writes_of_this_process_are_numbered() -> None:
-    calls = diverting._Calls()
-    assert [calls.other() for _ in range(3)] == [1, 2, 3]

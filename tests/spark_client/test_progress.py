@@ -9,8 +9,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from spark_client.daemon_settings import DaemonSettings
 from spark_client.progress import DriversDaemon, Progress, Running, described, rows_by_write, running_tasks
 from spark_client.task import Plan
 from tests.daemon import until
-from tests.spark_client.fake_daemon import FakeDaemon, Session
+from tests.spark_client.fake_daemon import FakeDaemon, Session, expects, lasts, says
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,48 +31,8 @@ HELD = Running(3, 12, 16, 34.4, ("h2", "h1"))
 OWN = DaemonSettings.of({})
 
 
-def says(session: Session) -> None:
-    session.start()
-    assert session.expect(frames.Status).stream_id in session.streams
-    reason = "the queue is at its limit: the service cannot be reached"
-    session.send(frames.Blocked(1, 0.0, reason, 12, 100, 2_048, 4_096, last_error="no name"))
-    session.await_end()
-
-
-@contextmanager
-def waiting_job(spark: SparkSession, tag: str, folder: Path) -> Iterator[None]:
-    """A job with this tag, of two tasks that wait until the block ends."""
-    go = folder / "go"
-
-    def wait(_: Any) -> None:
-        while not go.exists():
-            time.sleep(0.01)
-
-    def run() -> None:
-        spark.sparkContext.addJobTag(tag)
-        spark.sparkContext.parallelize(range(2), 2).foreach(wait)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        go.touch()
-        thread.join()
-
-
-@pytest.mark.spark
-def test_the_tasks_of_one_write_are_counted_with_their_hosts(spark: SparkSession, tmp_path: Path) -> None:
-    with waiting_job(spark, "ours", tmp_path):
-        deadline = time.monotonic() + 30
-        while (running := running_tasks(spark, "ours")) is None or running.tasks < 2:
-            assert time.monotonic() < deadline, running
-            time.sleep(0.05)
-        (host,) = running.hosts
-        assert host
-        assert (running.tasks, running.of) == (2, 2)
-        assert 0 <= running.longest_seconds < 30
-        assert running_tasks(spark, "theirs") == Running(0, 0, 0, 0.0, [])
+REASON = "the queue is at its limit: the service cannot be reached"
+told_why = lasts(expects(frames.Status), says(frames.Blocked(1, 0.0, REASON, 12, 100, 2_048, 4_096, last_error="no")))
 
 
 class ScalaSequence:
@@ -245,7 +204,7 @@ CLUSTER: Any = SimpleNamespace(sparkContext=Context())
 
 
 def test_a_daemon_at_the_driver_s_own_path_is_asked(daemon: FakeDaemon) -> None:
-    daemon.runs(says)
+    daemon.runs(told_why)
     plan = Plan("flights", daemon.path)
     found = DriversDaemon(CLUSTER, plan)
     blocked = found.status()
@@ -262,13 +221,10 @@ def test_a_daemon_at_the_driver_s_own_path_is_asked(daemon: FakeDaemon) -> None:
 def test_in_local_mode_it_has_stored_what_all_tasks_sent_since_the_write_began(daemon: FakeDaemon) -> None:
     delivered = iter((1_000, 1_500))
 
-    def script(session: Session) -> None:
-        session.start()
-        session.expect(frames.Status)
+    def slow(session: Session) -> None:
         session.send(frames.Blocked(1, 0.0, "slow", delivered_records=next(delivered)))
-        session.await_end()
 
-    daemon.runs(script)
+    daemon.runs(lasts(expects(frames.Status), slow))
     found = DriversDaemon(local(), Plan("flights", daemon.path))
     assert found.stored(found.status()) == 500
 
@@ -303,7 +259,7 @@ def line_of(
 def test_the_line_has_the_numbers_and_the_cause(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    daemon.runs(says)
+    daemon.runs(told_why)
     threads = []
 
     def look() -> Running:
@@ -403,7 +359,7 @@ class Terminal(io.StringIO):
 
 def shown(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, times: Callable[[], int]) -> None:
     """Show a write's progress until it was drawn twice."""
-    daemon.runs(says)
+    daemon.runs(told_why)
     monkeypatch.setattr(progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(progress, "DRAW_SECONDS", 0.01)
     monkeypatch.setattr(progress, "running_tasks", lambda spark, tag: HELD)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import platform
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
