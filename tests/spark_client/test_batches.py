@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import random
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from producerd.errors import BadColumn
 from producerd.wire.columns import Columns, parse_body
@@ -65,26 +66,24 @@ def expected(start: int = 0, stop: int | None = None) -> list[Row]:
 
 @pytest.mark.parametrize("data_type", DATA_TYPES, ids=str)
 @pytest.mark.parametrize("key_type", TEXT_TYPES, ids=str)
-@pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("max_records", [1, 3, 100])
-def test_every_type_of_column_arrives_as_it_was(
-    key_type: pa.DataType, data_type: pa.DataType, start: int, max_records: int
-) -> None:
+def test_every_type_of_column_arrives_as_it_was(key_type: pa.DataType, data_type: pa.DataType) -> None:
     whole = batch_of(partition_key=array(KEYS, key_type), data=array(DATA, data_type))
-    frames = cut_up(Batch(whole.slice(start)), max_frame_records=max_records)
-    assert [row for frame in frames for row in received(frame)] == expected(start)
-    assert max(frame.layout.records for frame in frames) <= max_records
+    for start, max_records in ((0, 100), (0, 3), (3, 1), (3, 100)):
+        frames = cut_up(Batch(whole.slice(start)), max_frame_records=max_records)
+        assert [row for frame in frames for row in received(frame)] == expected(start)
+        assert max(frame.layout.records for frame in frames) <= max_records
 
 
-def test_slices_at_any_bit_keep_their_nulls() -> None:
-    rng = random.Random(3)
-    values = [rng.choice([None, b"", b"x", b"yy" * rng.randrange(9)]) for _ in range(203)]
+@settings(max_examples=60)
+@given(
+    values=st.lists(st.none() | st.binary(max_size=9), min_size=20, max_size=40),
+    start=st.integers(0, 20),
+    most_records=st.integers(1, 20),
+)
+def test_slices_at_any_bit_keep_their_nulls(values: list[bytes | None], start: int, most_records: int) -> None:
     whole = batch_of(data=pa.array(values, pa.binary()))
-    for _ in range(300):
-        start = rng.randrange(203)
-        stop = rng.randrange(start, 204)
-        frames = cut_up(Batch(whole.slice(start, stop - start)), max_frame_records=rng.randrange(1, 40))
-        assert [data for frame in frames for _, data, _ in received(frame)] == values[start:stop]
+    frames = cut_up(Batch(whole.slice(start)), max_frame_records=most_records)
+    assert [data for frame in frames for _, data, _ in received(frame)] == values[start:]
 
 
 def test_a_frame_without_nulls_has_no_bitmap() -> None:
@@ -152,21 +151,6 @@ def test_hash_keys_go_along_as_decimal_digits(hash_keys: pa.Array) -> None:
     (frame,) = cut_up(Batch(batch_of(data=pa.array(["a", "b", "c"]), explicit_hash_key=hash_keys)))
     last = str(hash_keys[2].as_py()).encode()
     assert received(frame) == [(b"", b"a", b"0"), (b"", b"b", b""), (b"", b"c", last)]
-
-
-def test_frames_are_as_large_as_the_bounds_allow() -> None:
-    rng = random.Random(5)
-    data = [bytes(rng.randrange(400)) for _ in range(500)]
-    batch = Batch(batch_of(partition_key=pa.array(["k" * rng.randrange(20) for _ in data]), data=pa.array(data)))
-    for max_bytes, max_records in [(2_000, 10_000), (5_000, 10_000), (1 << 20, 7), (1 << 20, 10_000)]:
-        frames, start = cut_up(batch, max_bytes, max_records), 0
-        for frame in frames:
-            stop = start + frame.layout.records
-            assert frame.layout.charge_bytes <= max_bytes
-            assert frame.layout.records <= max_records
-            full = stop == 500 or frame.layout.records == max_records
-            assert full or batch.charge_bytes(start, stop + 1) > max_bytes
-            start = stop
 
 
 def test_a_frame_may_be_as_large_as_the_bound_and_no_larger() -> None:
@@ -261,33 +245,31 @@ def test_a_batch_of_one_stream_is_sent_as_it_is() -> None:
     assert pa.py_buffer(values).address == data.address + 1
 
 
-def test_plain_records_are_cut_as_arrow_batches_are() -> None:
-    """The same frames from lists as from Arrow, whatever the bounds."""
-    rng = random.Random(5)
-    plain = [
-        (
-            rng.randbytes(rng.choice([0, 1, 40, 400])),
-            rng.choice([None, b"k" * rng.randrange(1, 9)]),
-            rng.choice([None, None, b"%d" % rng.randrange(2**128)]),
-        )
-        for _ in range(300)
-    ]
-    arrow = pa.RecordBatch.from_pydict(
-        {
-            "data": pa.array([data for data, _, _ in plain], pa.binary()),
-            "partition_key": pa.array([key for _, key, _ in plain], pa.binary()),
-            "explicit_hash_key": pa.array([hash_key for _, _, hash_key in plain], pa.binary()),
-        }
-    )
-    for _ in range(50):
-        most_bytes, most_records = rng.randrange(1_000, 6_000), rng.randrange(1, 60)
-        whole, listed, start = Batch(arrow), PlainRows(plain), 0
-        while start < 300:
-            stop = listed.cut(start, most_bytes, most_records)
-            assert stop == whole.cut(start, most_bytes, most_records)
-            assert received(listed.columns(start, stop)) == received(whole.columns(start, stop))
-            assert listed.columns(start, stop).layout == whole.columns(start, stop).layout
-            start = stop
+RECORD = st.tuples(
+    st.integers(0, 400).map(bytes),
+    st.none() | st.integers(1, 9).map(lambda size: b"k" * size),
+    st.none() | st.integers(0, 2**128 - 1).map(lambda number: b"%d" % number),
+)
+
+
+@settings(max_examples=40)
+@given(plain=st.lists(RECORD, min_size=1, max_size=60), most_bytes=st.integers(1_000, 6_000), most=st.integers(1, 60))
+def test_lists_and_arrow_batches_become_the_same_frames_as_large_as_the_bounds_allow(
+    plain: list[Any], most_bytes: int, most: int
+) -> None:
+    names = ("data", "partition_key", "explicit_hash_key")
+    columns = {name: pa.array(column, pa.binary()) for name, column in zip(names, zip(*plain))}
+    arrow = batch_of(**{name: column for name, column in columns.items() if column.null_count < len(column)})
+    whole, listed, start = Batch(arrow), PlainRows(plain), 0
+    while start < len(plain):
+        stop = listed.cut(start, most_bytes, most)
+        assert stop == whole.cut(start, most_bytes, most)
+        assert received(listed.columns(start, stop)) == received(whole.columns(start, stop))
+        assert listed.columns(start, stop).layout == whole.columns(start, stop).layout
+        assert stop - start == 1 or (whole.charge_bytes(start, stop) <= most_bytes and stop - start <= most)
+        is_full = stop == len(plain) or stop - start == most
+        assert is_full or whole.charge_bytes(start, stop + 1) > most_bytes
+        start = stop
 
 
 def columns_of(part: Batch) -> Columns:

@@ -270,15 +270,6 @@ def test_a_large_frame_that_waits_for_the_window_asks_for_it(
     assert connection.tally.stored == 2
 
 
-def test_too_large_shrinks_the_largest_frame(daemon: FakeDaemon) -> None:
-    daemon.runs(lasts(refuses(Code.TOO_LARGE, max_frame_bytes=1_200, max_frame_records=3)))
-    with connect(daemon) as connection:
-        with pytest.raises(Refused) as caught:
-            connection.put("s", rows(10))
-        assert (caught.value.code, caught.value.max_frame_bytes) == (Code.TOO_LARGE, 1_200)
-        assert connection.largest_frame("s") == (1_200, 3)
-
-
 def test_a_record_that_is_too_large_alone_is_refused_wherever_it_stands(daemon: FakeDaemon) -> None:
     too_large = [
         refuses(Code.TOO_LARGE, f"not {records}", max_frame_bytes=1 << 20, max_frame_records=1) for records in (2, 1)
@@ -421,13 +412,6 @@ def test_a_flush_that_times_out_quotes_the_daemon(daemon: FakeDaemon) -> None:
     text = str(caught.value)
     for part in ("1 frame with 3 records", "the queue is full", "24 requests in flight", "last error: throttled"):
         assert part in text
-
-
-def test_a_flush_whose_last_ack_comes_with_the_reason_succeeds(daemon: FakeDaemon) -> None:
-    daemon.runs(lasts(takes(1), expects(frames.Flush), expects(frames.Status), acks(0), says(BLOCKED)))
-    with connect(daemon) as connection:
-        connection.put("s", rows(3))
-        connection.flush(0.1)
 
 
 # ---- what the log says of a wait

@@ -137,29 +137,6 @@ def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon
     assert daemon.rows == [(b"k", b"d", None)]
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-def test_tasks_refuse_speculation_before_they_send_a_row(
-    daemon: FakeDaemon, kinesis_rows: DataFrame, tmp_path: Path
-) -> None:
-    """Spark hands its configuration to tasks as local properties; here one takes its place."""
-    context = kinesis_rows.sparkSession.sparkContext
-    context.setLocalProperty("spark.speculation", "true")
-    try:
-        with pytest.raises(Exception, match="SPECULATION_ENABLED") as caught:
-            kinesis_rows.write.format("producerd").option("socket", daemon.path).mode("append").save()
-        query = started(kinesis_rows, tmp_path, socket=daemon.path)
-        with pytest.raises(Exception, match="SPECULATION_ENABLED"):
-            query.awaitTermination(60)
-        assert daemon.sessions == []
-        allowed = kinesis_rows.write.format("producerd").options(socket=daemon.path, allowSpeculation="true")
-        allowed.mode("append").save()
-    finally:
-        context.setLocalProperty("spark.speculation", "false")
-    assert "(data source: allowSpeculation) and expect duplicates" in str(caught.value)
-    assert Counter(daemon.rows_of_streams) == expected()
-
-
 @pytest.fixture
 def kinesis_rows(spark: SparkSession) -> DataFrame:
     """What Databricks' Kinesis source produces: two partitions, 1,000 rows, two streams."""

@@ -13,10 +13,8 @@ from producerd.errors import (
     Code,
     ConnectionFailed,
     FlushTimeout,
-    Outcome,
     ProtocolError,
     Refused,
-    RowFailure,
 )
 from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
@@ -140,6 +138,15 @@ def test_a_wait_without_an_end_is_interrupted_when_the_log_is_due(
     assert lines(caplog) == [f"stream s: this task has waited for more than {seconds} s; {frames_open}: {SAID}"]
 
 
+def test_a_flush_whose_last_ack_comes_with_the_reason_succeeds(
+    session: DaemonSession, backlog: Backlog, reads: Reads
+) -> None:
+    backlog.add(1, frame_of(1))
+    reads.come(None, frames.Ack(1, 1, 1, 0, 0, 0), FULL)
+    session.flush(Deadline(1.0, 1_001.0))
+    assert reads.until == [1_001.0, 1_002.0, 1_002.0]
+
+
 @pytest.mark.parametrize(
     ("seconds", "until"), [(100.0, [1_030.0, 1_002.0, 1_100.0, 1_002.0]), (30.0, [1_030.0, 1_002.0])]
 )
@@ -236,7 +243,7 @@ def test_a_client_asks_while_it_waits_why_it_does(
 ) -> None:
     """For room, and for the last acknowledgement.  The answers are not logged."""
     told: list[frames.Message] = []
-    monkeypatch.setattr(session._channel, "tell", lambda message: told.append(message))
+    monkeypatch.setattr(Channel, "tell", lambda _, message: told.append(message))
     monkeypatch.setattr("spark_client.reasons.FIRST_SECONDS", 2.0)
     monkeypatch.setattr("spark_client.reasons.MOST_SECONDS", 30.0)
     wait_time.reasons = Reasons()
@@ -267,11 +274,6 @@ def test_a_long_wait_is_not_logged_while_nothing_is_sent(
 # ---- which streams are open
 
 
-def test_an_open_stream_is_not_opened_again(session: DaemonSession, reads: Reads) -> None:
-    session.open("s", Deadline(1.0, 1_001.0))
-    assert reads.until == []
-
-
 def test_a_refusal_is_of_the_stream_that_it_names(session: DaemonSession, reads: Reads) -> None:
     reads.come(frames.Refused(0, 9, Code.STREAM_LIMIT, "of another one"), frames.Opened(1, 5_000, 2))
     session.open("late", FOREVER)
@@ -286,13 +288,6 @@ def test_a_refusal_is_of_the_stream_that_it_names(session: DaemonSession, reads:
 
 
 # ---- what the daemon takes
-
-
-def test_a_session_shows_its_daemon_and_its_streams(session: DaemonSession, daemon: FakeDaemon) -> None:
-    ends = "0 of 64 frames open, 0 of 8388608 bytes sent>"
-    assert repr(session) == f"<DaemonSession 1 with producerd 9 at {daemon.path}: streams s, {ends}"
-    session.streams.clear()
-    assert repr(session) == f"<DaemonSession 1 with producerd 9 at {daemon.path}: streams none, {ends}"
 
 
 @pytest.mark.usefixtures("reads")
@@ -343,13 +338,10 @@ def test_a_frame_may_fill_the_window(session: DaemonSession, backlog: Backlog, r
     assert str(caught.value) == f"no room for stream s within 1 s: {SAID}"
 
 
-def test_a_late_answer_is_that_of_its_own_frame(session: DaemonSession, reads: Reads) -> None:
-    reads.come(frames.Refused(9, 1, Code.CANCELLED, "in time"), frames.Grant(8), frames.Grant(1))
-    assert session.reserve(frame_of(1), FOREVER) == 1
-    assert len(reads.until) == 3
-
-
-def test_a_record_that_exceeds_the_whole_queue_has_ended(session: DaemonSession, reads: Reads) -> None:
+@pytest.mark.parametrize(("count", "ends"), [(1, True), (2, False)])
+def test_only_a_record_that_alone_exceeds_the_whole_queue_has_ended(
+    session: DaemonSession, reads: Reads, count: int, ends: bool
+) -> None:
     seen: list[object] = []
 
     class Keeps(Tally):
@@ -358,26 +350,19 @@ def test_a_record_that_exceeds_the_whole_queue_has_ended(session: DaemonSession,
         def refuse(
             self, row: int, why: frames.RowCode, stream: str, columns: Columns, place: int, *, named: str | None = None
         ) -> None:
-            seen.append(columns.row(place))
+            seen.append((row, columns.row(place)))
             super().refuse(row, why, stream, columns, place, named=named)
 
-    tally = Keeps()
     reads.come(frames.Refused(1, 1, Code.RECORD_TOO_LARGE, "over the limit"))
-    assert session.reserve(frame_of(1, tally), FOREVER) == 0
-    assert tally.failures == (RowFailure(Code.RECORD_TOO_LARGE, "over the limit", 1, False, (7,), "s"),)
-    assert seen == [(b"k", b"x", None)]
+    if ends:
+        assert session.reserve(frame_of(count, Keeps()), FOREVER) == 0
+    else:
+        with pytest.raises(Refused, match=r"^over the limit$"):
+            session.reserve(frame_of(count, Keeps()), FOREVER)
+    assert seen == [(7, (b"k", b"x", None))] * ends
 
 
-def test_only_a_record_alone_ends_so(session: DaemonSession, reads: Reads) -> None:
-    reads.come(frames.Refused(1, 1, Code.RECORD_TOO_LARGE, "over the limit"))
-    with pytest.raises(Refused, match=r"^over the limit$") as caught:
-        session.reserve(frame_of(2), FOREVER)
-    assert caught.value.code == Code.RECORD_TOO_LARGE
-
-
-def test_rows_that_came_back_are_an_error_of_the_flush(session: DaemonSession, backlog: Backlog, reads: Reads) -> None:
-    backlog.add(1, frame_of(2))
-    back = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
-    reads.come(frames.Ack(1, 2, 1, 0, 0, 1, bitmap=b"\1", codes=(back,)))
-    with pytest.raises(ConnectionFailed, match="it gave 1 record back"):
-        session.flush(FOREVER)
+def test_a_late_answer_is_that_of_its_own_frame(session: DaemonSession, reads: Reads) -> None:
+    reads.come(frames.Refused(9, 1, Code.CANCELLED, "in time"), frames.Grant(8), frames.Grant(1))
+    assert session.reserve(frame_of(1), FOREVER) == 1
+    assert len(reads.until) == 3
