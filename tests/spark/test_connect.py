@@ -34,11 +34,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 def test_a_batch_is_written_from_a_client_of_spark_connect(
     client: Driver, kinesis: Kinesis, running: DaemonProcess
 ) -> None:
+    """By the writer and by the data source."""
     stream, rows = kinesis.stream(), 1_000
     result = client.ask("write", rows=rows, partitions=3, stream=stream, socket=str(running.socket))
     assert result.get("records") == rows, result
     assert len(result["partitions"]) == 3
     assert kinesis.ids(stream) == Counter(range(rows))
+    result = client.ask("save", rows=rows, stream=stream, socket=str(running.socket))
+    assert "error" not in result, result
+    assert kinesis.ids(stream) == Counter([*range(rows), *range(rows)])
 
 
 @pytest.mark.promise("writer-settings-count")
@@ -48,19 +52,6 @@ def test_tasks_of_spark_connect_start_their_daemon(client: Driver, kinesis: Kine
     assert result.get("records") == rows, result
     assert len(result["daemons"]) == 1, "the daemon of the server's JVM"
     assert kinesis.ids(stream) == Counter(range(rows))
-
-
-def test_the_data_source_is_found_by_a_client_of_spark_connect(
-    client: Driver, kinesis: Kinesis, running: DaemonProcess
-) -> None:
-    stream, rows = kinesis.stream(), 1_000
-    result = client.ask("save", rows=rows, stream=stream, socket=str(running.socket))
-    assert "error" not in result, result
-    assert kinesis.ids(stream) == Counter(range(rows))
-    result = client.ask("save", rows=rows, strem=stream, socket=str(running.socket))
-    assert "PRODUCERD[CONFIGURATION]: strem: is not an option of producerd; did you mean stream?" in result.get(
-        "error", ""
-    )
 
 
 def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twice(
@@ -81,13 +72,22 @@ def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twi
 def test_an_error_is_one_line_in_a_client_of_spark_connect_and_marked_in_a_query(
     client: Driver, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:
+    """Spark logs nothing of its own for a misspelt column."""
     options = {"stream": "no-such-stream", "socket": str(running.socket)}
     result = client.ask("write", rows=10, partitions=1, **options)
     assert result.get("error", "").startswith("PRODUCERD[STREAM_NOT_FOUND]: "), result
     assert "\n" not in result["error"]
+    result = client.ask("save", rows=10, strem="s", socket=str(running.socket))
+    text = "PRODUCERD[CONFIGURATION]: strem: is not an option of producerd; did you mean stream?"
+    assert text in result.get("error", "")
     given = Input(tmp_path, files=1, rows_a_file=10)
     result = client.ask("query", **given.query(1), **options)
     assert "PRODUCERD[STREAM_NOT_FOUND]: " in result.get("error", ""), result
+    for name in ("tailnr", "upper(tailnr)"):
+        before = client.logged_bytes
+        result = client.ask("write", rows=1, partitions=1, stream="s", partition_key=name)
+        assert result["kind"] == "BadColumn", result
+        assert client.logged_bytes == before, client.log
 
 
 def test_a_batch_that_a_client_of_spark_connect_interrupts_ends_on_the_server(client: Driver, kinesis: Kinesis) -> None:
@@ -103,11 +103,3 @@ def test_a_batch_that_a_client_of_spark_connect_interrupts_ends_on_the_server(cl
         kinesis.recover()
         wait_until_left_alone(running)
         assert client.ask("write", rows=10, **order).get("records") == 10
-
-
-def test_a_misspelt_column_is_one_line_in_a_client_of_spark_connect(client: Driver) -> None:
-    for name in ("tailnr", "upper(tailnr)"):
-        before = client.logged_bytes
-        result = client.ask("write", rows=1, partitions=1, stream="s", partition_key=name)
-        assert result["kind"] == "BadColumn", result
-        assert client.logged_bytes == before, client.log

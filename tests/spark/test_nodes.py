@@ -81,18 +81,6 @@ def test_a_node_without_a_daemon_is_named_in_one_line(plain: Driver, kinesis: Ki
     assert "\n" not in result["error"]
 
 
-def test_speculation_is_refused_before_anything_is_sent(
-    speculating: Driver, kinesis: Kinesis, sockets: list[Path]
-) -> None:
-    stream = kinesis.stream()
-    with daemon(kinesis.url, socket_path=sockets[0]) as first, daemon(kinesis.url, socket_path=sockets[1]) as second:
-        result = speculating.ask("write", rows=10, partitions=2, stream=stream)
-        assert result.get("error", "").startswith(f"PRODUCERD[{Code.SPECULATION_ENABLED}]: "), result
-        assert not kinesis.ids(stream)
-        assert not counted(first, stream)["ingest_records_total"]
-        assert not counted(second, stream)["ingest_records_total"]
-
-
 def test_where_speculation_is_allowed_what_both_copies_of_a_task_sent_is_stored_twice(
     speculating: Driver, kinesis: Kinesis, sockets: list[Path]
 ) -> None:

@@ -12,7 +12,6 @@ from producerd.ctl.daemon import AdminClient
 from tests.daemon import until
 from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import cluster
-from tests.spark.processes import of_session
 from tests.spark.service import Kinesis, own_daemons, own_settings
 
 pytestmark = pytest.mark.spark
@@ -23,30 +22,6 @@ END_SECONDS = 5.0
 def none_is_left(one_kinesis: Kinesis) -> Iterator[None]:
     yield
     until(lambda: not own_daemons(one_kinesis), "no daemon is left", END_SECONDS)
-
-
-@pytest.mark.promise("executor-own-killed")
-def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along(
-    kinesis: Kinesis, tmp_path: Path
-) -> None:
-    stream, rows = kinesis.stream(), 4_000
-    with driver(tmp_path, "local-cluster[2,1,1024]") as spark:
-        given = {"daemon": own_settings(kinesis), "stream": stream}
-        result = spark.ask("write", rows=200, partitions=4, **given)
-        assert result.get("records") == 200, result
-        before = {found.pid for found in own_daemons(kinesis)}
-        assert {*result["daemons"]} == before
-        assert len(before) == 2
-        kinesis.answer_after(0.1)
-        spark.tell("write", rows=rows, partitions=4, **given, daemon_start_timeout_seconds=90)
-        executors = of_session(spark.process.pid, "CoarseGrainedExecutorBackend")
-        executors[0].kill()
-        until(lambda: len(before & {found.pid for found in own_daemons(kinesis)}) == 1, "its daemon's end", END_SECONDS)
-        kinesis.answer_after(0.0)
-        result = spark.answer()
-        assert result.get("records") == rows, result
-        assert set(kinesis.ids(stream)) == set(range(rows))
-    until(lambda: not own_daemons(kinesis), "no daemon is left", END_SECONDS)
 
 
 @pytest.fixture(scope="module")

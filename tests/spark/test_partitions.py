@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("partitions", "shards"), [(1, 16), (7, 4), (64, 1)])
+@pytest.mark.parametrize(("partitions", "shards"), [(1, 16), (24, 1)])
 def test_any_number_of_partitions_goes_into_any_number_of_shards(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, partitions: int, shards: int
 ) -> None:

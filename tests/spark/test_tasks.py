@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -95,7 +96,7 @@ def test_a_python_worker_that_is_killed_at_any_time_leaves_nothing_and_its_task_
         for _ in range(3):  # a task may fail so often, were it always the same one
             until(lambda: counted(running, stream)["backpressure_blocked_clients"], "a blocked worker", 30)
             time.sleep(chance.random() * 0.3)
-            found = [process for process in python_workers(spark) if holds_unix_socket(process)]
+            found = [process for process in python_workers() if holds_unix_socket(process)]
             if found:
                 killed.append(chance.choice(found))
                 killed[-1].kill()
@@ -112,6 +113,5 @@ def test_a_python_worker_that_is_killed_at_any_time_leaves_nothing_and_its_task_
         assert sum(ids.values()) == metrics["delivered_records_total"]
 
 
-def python_workers(spark: Any) -> list[Process]:
-    jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
-    return [process for process in descendants(jvm) if "pyspark.daemon" in process.command]
+def python_workers() -> list[Process]:
+    return [process for process in descendants(os.getpid()) if "pyspark.daemon" in process.command]

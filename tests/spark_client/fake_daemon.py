@@ -320,7 +320,12 @@ def stores(frames_: int = 1, **counts: Any) -> Step:
 
 def acks(*places: int) -> Step:
     """Return a step: acknowledge frames by their place among those that came."""
-    return lambda session: [session.ack(session.bodies[place]) for place in places]
+
+    def step(session: Session) -> None:
+        for place in places:
+            session.ack(session.bodies[place])
+
+    return step
 
 
 def fails(place: int, failed: dict[int, frames.RowCode]) -> Step:

@@ -23,7 +23,6 @@ from producerd.wire import frames
 from spark_client import __version__, checks
 from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, probe
 from spark_client.costs import Traffic, monthly
-from spark_client.daemon_settings import DaemonSettings
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import jvm_pid
 from spark_client.task import Plan
@@ -359,11 +358,21 @@ def test_a_missing_library_is_reported_beside_what_the_daemon_says(
     assert ExecutorCheck(*told["executor"]).socket == daemon.path
 
 
-def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail() -> None:
+def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task travels by value: nothing of it needs our modules to be unpickled."""
     from pyspark import cloudpickle
 
-    task: bytes = cloudpickle.dumps(checks._on_executor(Plan("s", daemon=DaemonSettings(("region=x",))).plain()))  # type: ignore[no-untyped-call]
+    tasks: list[bytes] = []
+
+    def udf(task: Callable[[int], str], *_: object, **__: object) -> Any:
+        tasks.append(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
+        return lambda column: lambda _: json.dumps(report(GOOD))
+
+    monkeypatch.setattr("pyspark.sql.functions.udf", udf)
+    session: Any = type("Session", (Here,), {"__module__": "pyspark.sql.session"})()
+    with contextlib.suppress(ProducerdError):  # this client is no other one's
+        check(session, stream="s", daemon={"region": "eu-west-1"})
+    (task,) = tasks
     script = (
         "import sys\n"
         "sys.modules['spark_client'] = sys.modules['producerd'] = None\n"

@@ -772,9 +772,9 @@ def test_a_callback_that_would_wait_for_its_own_thread_is_refused(daemon: FakeDa
     errors: list[BaseException] = []
 
     def back(_: Future[None]) -> None:
-        arguments = {"put": ["y"], "put_many": [[("y",)]]}.get(call, [])
+        arguments: dict[str, list[Any]] = {"put": ["y"], "put_many": [[("y",)]], "flush": [], "close": []}
         try:
-            getattr(client, call)(*arguments)
+            getattr(client, call)(*arguments[call])
         except ProducerdError as error:
             errors.append(error)
 

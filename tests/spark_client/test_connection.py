@@ -205,7 +205,7 @@ def test_a_body_larger_than_the_sockets_buffers_arrives_whole_while_the_daemon_i
             tries += 1
             return super().sendmsg(*buffers)
 
-    monkeypatch.setattr(channel.socket, "socket", Counted)
+    monkeypatch.setattr("spark_client.channel.socket.socket", Counted)
     daemon.runs(lasts(Session.grant, sleeps(0.05), expects(Body), acks(0)))
     with connect(daemon) as connection:
         connection.put("s", rows(1_000, 5_000))

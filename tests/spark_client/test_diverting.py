@@ -394,7 +394,7 @@ def test_an_upload_is_completed_only_if_all_of_it_was_taken(
     ],
 )
 def test_a_bucket_s_region_is_looked_up_unless_the_place_has_one_or_an_endpoint(
-    uri: str, asked: list[str], region: str | None, monkeypatch: pytest.MonkeyPatch
+    uri: str, asked: list[str], region: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, buckets = [], []
 
@@ -405,9 +405,15 @@ def test_a_bucket_s_region_is_looked_up_unless_the_place_has_one_or_an_endpoint(
         return "eu-west-1"
 
     monkeypatch.setattr("pyarrow.fs.resolve_s3_region", resolved)
-    monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **given: made.append(given))
+
+    def makes(**given: object) -> Any:
+        made.append(given)
+        return SimpleNamespace(open_output_stream=lambda _: Upload(False))
+
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", makes)
     place = Place.of(uri)
-    place._s3()
+    with content_of(tmp_path / "content", b"rows") as source:
+        place.copy(source.fileno(), "f")
     assert (buckets, made) == (asked, [{**place.parameters, "region": region, "background_writes": False}])
 
 

@@ -116,11 +116,15 @@ def test_put_waits_when_the_next_frame_is_full_too(
             found_no_room.append(row)
         return future
 
+    def puts() -> None:
+        for _ in range(25):
+            done.append(client.put(b"x" * 68))  # noqa: PERF401 - one after another
+
     monkeypatch.setattr(Gathered, "add", adds)
     daemon.runs(grants_when(go_on, **limits))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
-    with calling(lambda: [done.append(client.put(b"x" * 68)) for _ in range(25)]):
+    with calling(puts):
         until(lambda: found_no_room)
         time.sleep(0.05)
         assert len(done) == 10, "one frame, in this process"

@@ -330,14 +330,19 @@ def test_a_write_that_ends_in_time_says_nothing(
     assert (asked, caplog.messages, terminal.getvalue()) == ([], [], "")
 
 
-def test_a_terminal_that_is_closed_does_not_fail_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_: object) -> None:
-        raise ValueError("I/O operation on closed file.")
+def test_a_terminal_that_is_closed_does_not_fail_what_is_stored(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
 
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(progress._TerminalLine, "close", closed)
-    with Progress(CLUSTER, Plan("flights"), "ours"):
-        pass
+    def drawn() -> int:
+        times = terminal.getvalue().count("producerd: ")
+        if times >= 2:
+            terminal.close()
+        return times
+
+    shown(daemon, monkeypatch, drawn)
+    assert terminal.closed
 
 
 def test_a_spark_that_is_being_stopped_costs_the_write_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +31,9 @@ class Rows:
     def __init__(self) -> None:
         self.sent: set[int] = set()  # to any daemon
         self.ended: list[int] = []
+        self.unacked: set[int] = set()  # by the present daemon
         self.failed = 0
+        self.lost = 0
         self.resent = 0
 
     @property
@@ -51,6 +54,9 @@ class MemoryDaemon:
         self.dies_at: type | None = None
         self.grants = True
         self.owed = rows.open  # what the last daemon did not acknowledge: exactly this comes again, in order
+        self.is_resumed = bool(self.owed) or len(rows.ended) > rows.failed
+        rows.lost += len(rows.unacked)
+        rows.unacked.clear()
         self.frames: dict[int, tuple[list[int], int]] = {}  # open ones: their rows, and their charge
         self.streams: dict[int, str] = {}
         self._rows = rows
@@ -66,14 +72,15 @@ class MemoryDaemon:
 
     def tell(self, message: Any) -> None:
         self._arrives(type(message), MessageType(frames.encode(message)[0]), frame_id_of(message))
-        answer = {
+        answers: dict[type, Callable[[Any], frames.Message | None]] = {
             frames.Hello: lambda _: frames.Welcome(1, 1, WINDOW_BYTES, WINDOW_FRAMES, 1 << 20, MAX_RECORDS, 10.0),
             frames.Open: self._open,
             frames.Reserve: self._reserve,
             frames.Cancel: lambda cancel: frames.Refused(cancel.frame_id, 0, Code.CANCELLED, "the queue is full"),
             frames.Status: lambda status: frames.Blocked(status.stream_id, 0.0, "the queue is full"),
             frames.Flush: lambda _: None,
-        }[type(message)](message)
+        }
+        answer = answers[type(message)](message)
         if answer is not None:
             self.send(answer)
 
@@ -82,6 +89,7 @@ class MemoryDaemon:
         is_resent = {*numbers} <= self._rows.sent
         assert is_resent or not {*numbers} & self._rows.sent
         self._rows.sent.update(numbers)
+        self._rows.unacked.update(numbers)
         self._arrives(Columns, MessageType.BODY, frame_id)
         assert not {*numbers} & {*self._rows.ended}, "what is acknowledged is not sent again"
         assert bool(columns.layout.flags & FLAG_RESENT) is is_resent
@@ -134,8 +142,10 @@ class MemoryDaemon:
         self.send(ack_of(frame_id, len(numbers), dict.fromkeys(places, RETURNED if self.stops else INVALID)))
         self._rows.ended += [number for place, number in enumerate(numbers) if not (self.stops and place in places)]
         self._rows.failed += 0 if self.stops else len(places)
+        self._rows.unacked -= {*numbers}
 
     def _open(self, message: frames.Open) -> frames.Message:
+        assert bool(message.resumed) is self.is_resumed
         self.streams[message.stream_id] = message.stream
         return frames.Opened(message.stream_id, 1 << 20, MAX_RECORDS)
 
@@ -235,7 +245,7 @@ class Resending(RuleBasedStateMachine):
             self.flush()
             tally = self.connection.tally
             assert (tally.records, tally.taken, tally.resent) == (self.next_row, self.next_row, self.rows.resent)
-            assert tally.stored == self.next_row - self.rows.failed
+            assert (tally.stored, tally.possible_duplicates) == (self.next_row - self.rows.failed, self.rows.lost)
             assert sum(failure.records for failure in tally.failures) == self.rows.failed
             self.connection.close()
         finally:
