@@ -25,8 +25,8 @@ from producerd.errors import (
 )
 from producerd.wire import frames
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Body, lay_out
-from spark_client.gathering import CallFuture, Gathered, RecordFuture, Row, Unraised, end, records_failed
-from spark_client.tally import MAX_FAILURES, MORE_KINDS, Tally
+from spark_client.gathering import Gathered, RecordFuture, Row, Unraised, end
+from spark_client.tally import MAX_FAILURES, MORE_KINDS
 from tests.spark_client.clients import (
     abandon,
     calling,
@@ -44,7 +44,6 @@ from tests.spark_client.fake_daemon import (
     Session,
     ack_of,
     acks,
-    dies,
     ends,
     expects,
     fails,
@@ -135,13 +134,6 @@ def test_put_waits_when_the_next_frame_is_full_too(
     assert max(body.layout.records for body in daemon.sessions[0].bodies) <= 10
 
 
-def test_a_record_larger_than_a_frame_goes_alone(daemon: FakeDaemon) -> None:
-    daemon.runs(serves_after(max_frame_bytes=2_000))
-    with client_of(daemon) as client:
-        futures = [client.put(b"x" * size) for size in (10, 5_000, 10)]
-        assert [future.result(10) for future in futures] == [None] * 3
-
-
 # ---- how each record ends
 
 
@@ -215,14 +207,6 @@ def test_what_a_lost_daemon_had_and_what_waited_fail_where_it_is_not_sent_again(
     assert [future.taken for future in (first, *others)] == [1, 0, 0, 0, 0, 0]
     assert client.put("y").result(10) is None
     client.close()
-
-
-def test_what_a_lost_daemon_had_and_what_waited_go_to_the_next_one_in_order(daemon: FakeDaemon) -> None:
-    daemon.runs(dies, serve)
-    with client_of(daemon) as client:
-        futures = [client.put(b"%d" % number) for number in range(2_000)]
-        assert {future.result(10) for future in futures} == {None}
-    assert data_of(daemon, 1) == [b"%d" % number for number in range(2_000)]
 
 
 def test_closing_ends_every_future_and_every_call(daemon: FakeDaemon) -> None:
@@ -531,14 +515,6 @@ def test_a_flush_raises_what_no_future_has_raised_since_the_flush_before() -> No
     )
 
 
-def test_the_first_kinds_of_failure_are_named_and_their_records_where_they_are_known() -> None:
-    kinds = [RowFailure(f"KIND{number}", "why", number, False, (1, 2) if number else ()) for number in range(6)]
-    assert str(records_failed("some failed", kinds)) == (
-        "PRODUCERD[KIND0]: some failed: KIND0 0 (why); KIND1 1 (why), records 1, 2; KIND2 2 (why), records 1, 2; "
-        "KIND3 3 (why), records 1, 2; KIND4 4 (why), records 1, 2"
-    )
-
-
 def test_a_callback_that_is_interrupted_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
@@ -548,11 +524,3 @@ def test_a_callback_that_is_interrupted_is_logged(caplog: pytest.LogCaptureFixtu
     end(future, None)
     assert caplog.messages == ["a callback of a future ended by"]
     assert future.result(0) is None
-
-
-def test_the_future_of_a_call_cannot_be_cancelled_and_counts_what_was_taken() -> None:
-    tally = Tally()
-    future = CallFuture(tally)
-    assert (future.cancel(), future.running(), future.taken) == (False, True, 0)
-    tally.add_taken(3)
-    assert future.taken == 3
