@@ -450,14 +450,21 @@ def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
 
 
 def test_a_lost_daemon_is_looked_for_by_the_next_call_and_not_before(daemon: FakeDaemon) -> None:
-    daemon.runs(ends(expects(frames.Reserve)), close_with(Code.NOT_AUTHORIZED), serve)
+    """Also where the thread wakes once more, for a call that has ended meanwhile."""
+    go_on = threading.Event()
+    lost = ends(expects(frames.Reserve), waits(go_on))
+    daemon.runs(lost, close_with(Code.NOT_AUTHORIZED), close_with(Code.VERSION_MISMATCH), serve)
     client = client_of(daemon, reconnect_timeout_seconds=0)
-    with pytest.raises(ConnectionFailed, match="is gone"):
-        client.put("x", timeout_seconds=10)
-    time.sleep(0.05)  # its thread wakes once more
-    with pytest.raises(ConnectionFailed, match="because of NOT_AUTHORIZED"):
-        client.put("y")
-    assert client.put("z").result(10) is None
+    with calling(lambda: client.put("x", timeout_seconds=10)) as first:
+        until(lambda: daemon.outstanding)
+        with calling(lambda: client.put("y", timeout_seconds=10)) as second:
+            time.sleep(0.05)  # so that it waits behind the first one
+            go_on.set()
+    assert [error.code for error in (*first, *second)] == [Code.DAEMON_LOST, Code.NOT_AUTHORIZED]
+    time.sleep(0.05)  # the thread's
+    with pytest.raises(ConnectionFailed, match="because of VERSION_MISMATCH"):
+        client.put("z")
+    assert client.put("last").result(10) is None
     abandon(client)
 
 
