@@ -39,6 +39,7 @@ from spark_client.results import (
     marked,
     merge,
 )
+from spark_client.tally import Tally
 from spark_client.task import Plan, send_partition, speculates
 from tests.spark_client.fake_daemon import (
     INVALID,
@@ -70,16 +71,17 @@ def result(partition: int, *failures: RowFailure, records: int = 10) -> Partitio
     return PartitionResult(partition, f"host{partition}", records, 100, 1, 2, 3, 4, 5, 0.5, 0.25, failures)
 
 
-def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon) -> None:
+def test_a_partition_is_sent_over_one_connection(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its report has every count, and seconds to the millisecond."""
+    monkeypatch.setattr(Tally, "add_blocked", lambda tally, _: setattr(tally, "seconds_blocked", 1.23456))
+    monkeypatch.setattr(Tally, "add_flushing", lambda tally, _: setattr(tally, "seconds_flushing", 6.54321))
     counted = lasts(stores(2, retries=6, throttled=7, possible_duplicates=8, spread_keys=9))
     daemon.runs(dies, counted)
     (report,) = send(daemon, batch(["a", "b"]), batch([]), batch(["c"]))
     assert (report.partition, report.host, report.records, report.bytes) == (0, socket.gethostname(), 3, 9)
     assert (report.retries, report.throttled, report.spread_keys, report.failures) == (12, 14, 18, ())
     assert (report.resent, report.possible_duplicates) == (2, 16 + 2)
-    for seconds in (report.seconds_blocked, report.seconds_flushing):
-        assert 0 < seconds == round(seconds, 3)
+    assert (report.seconds_blocked, report.seconds_flushing) == (1.235, 6.543)
     assert [data for _, (_, data, _) in daemon.sessions[1].rows] == [b"a", b"b", b"c"]
 
 
