@@ -351,7 +351,7 @@ def test_rows_that_are_sent_again_in_halves_or_in_json_count_as_retried() -> Non
 
 @pytest.mark.promise("last-send-row-ends-unknown", "answers-wrong-number")
 def test_answers_with_the_wrong_number_of_results_end_unknown_at_the_third() -> None:
-    """The last send is no surplus copy: one copy of the row is what its caller wants."""
+    """The last send makes no surplus copy: one copy of the row is what its caller wants."""
     desk = Desk()
     frame = desk.queue(5)
     for _ in range(WRONG_COUNTS_TO_GIVE_UP):

@@ -309,12 +309,12 @@ def serves_after(*steps: Step, **welcome: Any) -> Script:
 
 
 def takes(frames_: int) -> Step:
-    """Return a step: grant and read so many frames, and acknowledge none."""
+    """Return a step: grant and read this many frames, and acknowledge none."""
     return in_turn(*[Session.take_frame] * frames_)
 
 
 def stores(frames_: int = 1, **counts: Any) -> Step:
-    """Return a step: take so many frames, and acknowledge each at once."""
+    """Return a step: take this many frames, and acknowledge each at once."""
     return in_turn(*[lambda session: session.ack(session.take_frame(), **counts)] * frames_)
 
 

@@ -370,7 +370,7 @@ def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail(monkeypa
 
     monkeypatch.setattr("pyspark.sql.functions.udf", udf)
     session: Any = type("Session", (Here,), {"__module__": "pyspark.sql.session"})()
-    with contextlib.suppress(ProducerdError):  # this client is no other one's
+    with contextlib.suppress(ProducerdError):  # the client is this one
         check(session, stream="s", daemon={"region": "eu-west-1"})
     (task,) = tasks
     script = (

@@ -73,7 +73,7 @@ def rows(count: int, size: int = 10) -> Columns:
 
 
 def put_each(connection: Connection, *counts: int) -> None:
-    """Put a frame of so many rows for each count, and flush."""
+    """Put a frame of rows for each count, and flush."""
     for count in counts:
         connection.put("s", rows(count))
     connection.flush(10)
@@ -606,7 +606,7 @@ def lasting(daemon: FakeDaemon, **options: Any) -> Connection:
 
 
 def test_rows_that_a_stopping_daemon_gives_back_are_stored_by_the_next_one(daemon: FakeDaemon) -> None:
-    """The tally's bytes are those of stored rows, never of one that failed."""
+    """The tally counts the bytes of stored rows, never of a row that failed."""
     daemon.runs(ends(takes(1), says(frames.Draining(5.0)), fails(0, {1: INVALID, 2: RETURNED})), serves_after())
     with lasting(daemon) as connection:
         connection.put("s", lay_out([b"k0", b"key 1", b"k2"], [b"data 0", b"d", b"data two"], [b"7", b"8", b"9"]))
