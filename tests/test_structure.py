@@ -180,6 +180,45 @@ def test_no_name_is_that_of_two_classes() -> None:
     assert names_of_several_classes() == NAMED_TWICE
 
 
+PUBLIC_ALL_THE_SAME = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_"}
+"""Documented names of Python and IPython."""
+PRIVATE_READS = {
+    "tests/conftest.py: _split_scope": "xdist groups tests in no other way",
+    "tests/core/test_planted_faults.py: _Bucket": "a fault stands in it",
+    "tests/core/test_planted_faults.py: _mixed": "a fault calls it",
+    "tests/runtime/test_sampling.py: _sample": "a thread's stacks at a chosen moment, of which the profile is a sum",
+    "tests/simulation/story.py: _OF_KINESIS": "draws codes from the table, so that no new one is left out",
+    "tests/spark/orders.py: _jrdd": "PySpark's only way to a job that can be cancelled from the JVM",
+    "tests/spark/test_pod_templates.py: _jvm": "PySpark's only way to Spark's own classes",
+    "tests/spark_client/test_progress.py: _log": "six reports at chosen times take no threads",
+    "tests/spark_client/test_writer.py: _bounded_arrow_batches": "a version of Spark that is not installed",
+    "tests/spark_client/test_writer.py: _name_of_call": "a name that only the folder of diverted rows shows",
+    "tests/wire/golden/__init__.py: _channel": "sends a message that a client sends only at its end",
+    "tests/wire/golden/__init__.py: _session": "sends a message that a client sends only at its end",
+}
+
+
+def private_reads(tree: ast.Module) -> Iterator[str]:
+    """Yield the private names that a module imports, or reads of anything but itself."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        ):
+            names = [node.attr]
+        yield from (name for name in names if re.match("_(?!_)", name) and name not in PUBLIC_ALL_THE_SAME)
+
+
+def test_no_test_reads_what_is_private_without_a_reason() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in private_reads(ast.parse(path.read_bytes()))
+    }
+    assert found == PRIVATE_READS.keys()
+    assert len(PRIVATE_READS) <= 20
+
+
 def test_each_snapshot_is_compared_by_a_test() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     names = [path.stem for path in (ROOT / "tests" / "snapshots").iterdir()]
@@ -199,6 +238,7 @@ def test_each_snapshot_is_compared_by_a_test() -> None:
             "class A:\n def __init__(self):\n  self.f()\n def f(self):\n  self.y = 2\n def g(self):\n  self.z = 3",
             ["A.z"],
         ),
+        (private_reads, "from a import _b, c\nself._d = e.f._g = e.__h__ = i._asdict", ["_b", "_g"]),
         (
             raises_inside_except_star,
             "try:\n f()\nexcept* ValueError:\n if x:\n  raise E\ntry:\n f()\nexcept ValueError:\n raise",
