@@ -80,6 +80,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._of_line: dict[tuple[CodeType, int], str | None] = {}
+        linecache.getline(__file__, 1)  # imports what it needs, before a sample may interrupt that import
 
     def of(self, frame: FrameType | None) -> str:
         """Return the step of the innermost frame that belongs to one."""
