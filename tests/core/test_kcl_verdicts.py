@@ -1,6 +1,6 @@
 """producerd and the fake Kinesis treat a payload that is itself an aggregate as Amazon's consumer library does.
 
-The KCL's verdicts are kept as data.  `tests/end_to_end/test_amazons_consumer.py` asks the KCL about 100,000 mutants.
+The KCL's verdicts are kept as data.  `tests/end_to_end/test_amazons_consumer.py` asks the KCL about 10,000 mutants.
 """
 
 from __future__ import annotations
