@@ -44,7 +44,9 @@ class Demo:
     def run(self, *options: str) -> tuple[int, list[str]]:
         with self.start(*options) as process:
             try:
-                output, _ = process.communicate(timeout=150)
+                output, _ = process.communicate(timeout=300)
+            except subprocess.TimeoutExpired as late:
+                raise AssertionError(f"the demo did not end:\n{(late.output or b'').decode()}") from late
             finally:
                 process.kill()
         return process.returncode, output.splitlines()

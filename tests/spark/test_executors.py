@@ -64,9 +64,10 @@ def test_an_executor_that_is_killed_under_a_batch_loses_nothing(cluster: Driver,
     with daemon(kinesis.url, queue_limit=100) as running:
         warm_up = cluster.ask("write", rows=2, partitions=2, stream=kinesis.stream(), socket=str(running.socket))
         assert warm_up.get("records") == 2, warm_up
-        kinesis.answer_after(0.1)
+        kinesis.answer_after(2)  # an executor that Spark replaces may come when the other would be done
         cluster.tell("write", rows=rows, partitions=4, stream=stream, socket=str(running.socket))
-        until(lambda: running.metrics()["client_connections"] == 2, "a task on each executor", 90)
+        until(lambda: running.metrics()["client_connections"] == 2, "a task on each executor", 60)
+        kinesis.answer_after(0.1)
         wait_for_records(running, stream, counted(running, stream)["delivered_records_total"] + 200)
         kill_one(cluster)
         kinesis.answer_after(0.0)
