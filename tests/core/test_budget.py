@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 
+pytestmark = pytest.mark.law("QueueBudget", "NodeInFlight")
 
-@pytest.mark.law("QueueBudget")
+
 def test_a_limit_may_be_reached_and_not_passed_in_records_or_bytes() -> None:
     budget = QueueBudget(10, 1_000)
     assert (budget.peak_records, budget.peak_bytes) == (0, 0)
@@ -26,7 +27,6 @@ def test_a_limit_may_be_reached_and_not_passed_in_records_or_bytes() -> None:
     assert (budget.peak_records, budget.peak_bytes) == (10, 500)
 
 
-@pytest.mark.law("QueueBudget")
 def test_taking_past_a_limit_and_releasing_what_was_not_taken_are_refused_loudly() -> None:
     budget = QueueBudget(10, 1_000)
     for records, charge in ((11, 1), (1, 1_001)):
@@ -41,7 +41,6 @@ def test_taking_past_a_limit_and_releasing_what_was_not_taken_are_refused_loudly
             budget.release(records, charge)
 
 
-@pytest.mark.law("QueueBudget")
 def test_a_share_can_be_kept_free_of_each_limit() -> None:
     budget = QueueBudget(80, 8_000)
     assert budget.fits(70, 7_000, keep_free_share=1 / 8)
@@ -49,7 +48,6 @@ def test_a_share_can_be_kept_free_of_each_limit() -> None:
     assert not budget.fits(1, 7_001, keep_free_share=1 / 8)
 
 
-@pytest.mark.law("QueueBudget")
 def test_after_a_limit_was_lowered_use_only_falls() -> None:
     budget = QueueBudget(10, 1_000)
     budget.take(8, 800)
@@ -74,7 +72,6 @@ def streams_of(node: NodeBudget, count: int) -> list[QueueBudget]:
     return streams
 
 
-@pytest.mark.law("QueueBudget")
 def test_what_a_stream_with_callers_has_not_taken_of_its_floor_stays_free_for_it() -> None:
     node = NodeBudget(1_000, 200)
     first, second, third = streams_of(node, 3)
@@ -91,7 +88,6 @@ def test_what_a_stream_with_callers_has_not_taken_of_its_floor_stays_free_for_it
     assert node.used_bytes == 1_000
 
 
-@pytest.mark.law("QueueBudget")
 def test_a_stream_without_callers_owns_nothing_and_what_it_holds_still_counts() -> None:
     node = NodeBudget(1_000, 200)
     first, second = streams_of(node, 2)
@@ -108,7 +104,6 @@ def test_a_stream_without_callers_owns_nothing_and_what_it_holds_still_counts() 
     assert node.fits(first, 900)
 
 
-@pytest.mark.law("QueueBudget")
 def test_within_its_floor_a_stream_need_leave_nothing_to_others() -> None:
     node = NodeBudget(1_000, 200)
     first, _, gone = streams_of(node, 3)
@@ -119,7 +114,6 @@ def test_within_its_floor_a_stream_need_leave_nothing_to_others() -> None:
     assert not node.fits(first, 101), "the other's 200 stay free"
 
 
-@pytest.mark.law("QueueBudget")
 def test_a_stream_that_holds_nothing_may_take_one_frame_of_any_size_and_others_leave_it_room() -> None:
     node = NodeBudget(1_000, 200)
     first, second = streams_of(node, 2)
@@ -139,7 +133,6 @@ def test_a_stream_that_holds_nothing_may_take_one_frame_of_any_size_and_others_l
     assert node.fits(first, 350), "only the floor of 200 stays free again"
 
 
-@pytest.mark.law("QueueBudget")
 def test_a_stream_that_holds_rows_has_only_its_floor_left_free_whatever_it_waits_for() -> None:
     node = NodeBudget(1_000, 200)
     first, second = streams_of(node, 2)
@@ -150,7 +143,6 @@ def test_a_stream_that_holds_rows_has_only_its_floor_left_free_whatever_it_waits
     assert not node.fits(first, 501)
 
 
-@pytest.mark.law("QueueBudget")
 def test_a_node_reports_room_that_came_free_once() -> None:
     node = NodeBudget(1_000, 200)
     (stream,) = streams_of(node, 1)
@@ -163,7 +155,6 @@ def test_a_node_reports_room_that_came_free_once() -> None:
     assert [node.take_freed(), node.take_freed()] == [True, False]
 
 
-@pytest.mark.law("QueueBudget")
 @settings(max_examples=60)
 @given(count=st.integers(1, 6), steps=STEPS)
 def test_any_use_of_a_node_keeps_its_limit_and_leaves_each_stream_its_floor(
@@ -185,7 +176,6 @@ def test_any_use_of_a_node_keeps_its_limit_and_leaves_each_stream_its_floor(
             assert node.fits(stream, max(0, node.floor_bytes - stream.used_bytes))
 
 
-@pytest.mark.law("QueueBudget")
 def test_after_a_nodes_limit_was_lowered_its_use_only_falls_and_a_raised_one_is_handed_on() -> None:
     node = NodeBudget(1_000, 100)
     first, second = streams_of(node, 2)
@@ -206,7 +196,6 @@ def test_after_a_nodes_limit_was_lowered_its_use_only_falls_and_a_raised_one_is_
 # ---- what is on its way
 
 
-@pytest.mark.law("NodeInFlight")
 def test_half_of_what_may_be_on_its_way_is_shared_and_of_the_rest_each_stream_has_its_floor() -> None:
     node = NodeInFlight(1_000, 100)
     first, second = object(), object()
@@ -223,7 +212,6 @@ def test_half_of_what_may_be_on_its_way_is_shared_and_of_the_rest_each_stream_ha
     assert (node.used_bytes, node.room(first), node.room(object())) == (0, 600, 600)
 
 
-@pytest.mark.law("NodeInFlight")
 def test_one_larger_record_may_pass_what_is_shared_and_takes_nobodys_floor() -> None:
     node = NodeInFlight(1_000, 100)
     first, second, third = object(), object(), object()
@@ -236,7 +224,6 @@ def test_one_larger_record_may_pass_what_is_shared_and_takes_nobodys_floor() -> 
     assert node.used_bytes == 700
 
 
-@pytest.mark.law("NodeInFlight")
 def test_sending_past_the_nodes_limit_and_releasing_what_was_not_sent_are_refused_loudly() -> None:
     node = NodeInFlight(1_000, 100)
     node.take("stream", 500)
@@ -249,7 +236,6 @@ def test_sending_past_the_nodes_limit_and_releasing_what_was_not_sent_are_refuse
         node.release("stream", 501)
 
 
-@pytest.mark.law("NodeInFlight")
 @settings(max_examples=60)
 @given(count=st.integers(1, 6), limits=st.sampled_from([(1_999, 20_000), (20_000, 1_999)]), steps=STEPS)
 def test_any_use_of_what_may_be_on_its_way_keeps_the_limit_and_leaves_each_stream_its_floor(
@@ -276,7 +262,6 @@ def test_any_use_of_what_may_be_on_its_way_keeps_the_limit_and_leaves_each_strea
     assert (node.used_bytes, node.room(0), node.room("new")) == (0, *[shared_bytes + node.floor_bytes] * 2)
 
 
-@pytest.mark.law("NodeInFlight")
 def test_after_the_limit_was_lowered_nothing_is_sent_beside_the_floors_until_use_is_below_it() -> None:
     node = NodeInFlight(1_000, 100)
     first, second = object(), object()

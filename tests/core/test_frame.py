@@ -15,6 +15,8 @@ from producerd.errors import Code, Outcome
 from tests.core.rows import rows_of
 from tests.core.stories import on_the_wire
 
+pytestmark = pytest.mark.law("Frame", "Row")
+
 OUTCOMES = (Outcome.NOT_STORED, Outcome.UNKNOWN, Outcome.RETURNED)
 
 
@@ -35,7 +37,6 @@ END = st.builds(
 )
 
 
-@pytest.mark.law("Frame")
 @settings(max_examples=80)
 @given(
     parts=st.lists(st.tuples(st.integers(1, 40), st.none() | END), min_size=1, max_size=8),
@@ -64,7 +65,6 @@ def test_an_acknowledgement_names_each_row_that_is_not_stored_and_its_code(
     } == expected
 
 
-@pytest.mark.law("Frame")
 def test_a_frame_whose_rows_are_all_stored_says_so_with_its_tallies_alone() -> None:
     frame = a_frame(100)
     frame.store(60)
@@ -73,7 +73,6 @@ def test_a_frame_whose_rows_are_all_stored_says_so_with_its_tallies_alone() -> N
     assert (result.stored, result.bitmap, result.code_rows, result.codes) == (100, b"", b"", ())
 
 
-@pytest.mark.law("Frame")
 def test_a_result_before_the_last_row_ended_is_refused_loudly() -> None:
     frame = a_frame(2)
     frame.store(1)
@@ -81,7 +80,6 @@ def test_a_result_before_the_last_row_ended_is_refused_loudly() -> None:
         frame.result()
 
 
-@pytest.mark.law("Row")
 def test_a_row_that_settles_twice_is_refused_loudly() -> None:
     frame = a_frame(2)
     frame.store(2)
@@ -131,7 +129,6 @@ def test_bad_rows_are_ended_only_before_the_frame_has_given_its_rows_away() -> N
         frame.end_bad_rows()
 
 
-@pytest.mark.law("Frame")
 def test_messages_beyond_the_code_table_are_folded_and_outcomes_and_codes_are_kept() -> None:
     records = 2_000
     frame = a_frame(records + 1)
@@ -148,7 +145,6 @@ def test_messages_beyond_the_code_table_are_folded_and_outcomes_and_codes_are_ke
         assert (code.outcome, code.code, code.maybe_stored) == (OUTCOMES[row % 3], f"C{row % 7}", row % 2 == 0)
 
 
-@pytest.mark.law("Frame")
 def test_even_more_codes_than_lines_fit_the_table_and_outcomes_are_kept() -> None:
     records = 3_000
     frame = a_frame(records + 1)

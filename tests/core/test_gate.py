@@ -17,14 +17,13 @@ from producerd.wire.columns import FLAG_RESENT, FRAME_CHARGE_BYTES, RECORD_CHARG
 from tests.core.gates import GateCaller, make_gate
 from tests.simulation.gate_machine import GateMachine
 
-LAW = pytest.mark.law("AdmissionGate")
+pytestmark = pytest.mark.law("AdmissionGate", "QueueBudget")
+
 DRAINS = Refusal(Code.DRAINING, "the daemon stops")
 NO_KEY = RowEnd(Outcome.NOT_STORED, "KMS", "no key")
 NO_HOST = RowEnd(Outcome.NOT_STORED, Code.UNREACHABLE, "no such host")
 
 
-@LAW
-@pytest.mark.law("QueueBudget")
 def test_any_callers_keep_the_order_and_the_limits_and_none_of_them_waits_forever() -> None:
     run_state_machine_as_test(GateMachine, settings=settings(max_examples=120, stateful_step_count=40))
 
@@ -32,7 +31,6 @@ def test_any_callers_keep_the_order_and_the_limits_and_none_of_them_waits_foreve
 # ---- turns and shares
 
 
-@LAW
 def test_the_session_with_the_least_taken_on_goes_first_and_ties_go_to_the_longest_waiting() -> None:
     gate = make_gate(limit_bytes=20_000)
     holder, full, early, late = (GateCaller(gate) for _ in range(4))
@@ -50,7 +48,6 @@ def test_the_session_with_the_least_taken_on_goes_first_and_ties_go_to_the_longe
     assert early.grants == [1, 2]
 
 
-@LAW
 @pytest.mark.parametrize(("limit_records", "limit_bytes"), [(80, 10**6), (10_000, 80_000)])
 def test_who_comes_back_finds_room_for_an_equal_share_of_seven_eighths(limit_records: int, limit_bytes: int) -> None:
     """Frames of a fortieth of the limit: 7 sessions fill seven eighths with 5 each, and 4 are less than a share."""
@@ -62,7 +59,6 @@ def test_who_comes_back_finds_room_for_an_equal_share_of_seven_eighths(limit_rec
     assert len(back.grants) == 4
 
 
-@LAW
 @pytest.mark.parametrize("more", [1, 2])
 def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_holds_more_not(more: int) -> None:
     """Of 32 records 4 are kept free, and each of two sessions has a share of 14."""
@@ -77,7 +73,6 @@ def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_ho
 # ---- frames that are too large
 
 
-@LAW
 def test_the_largest_frame_is_a_share_of_the_limit_and_never_less_than_one_record() -> None:
     gate = make_gate(limit_bytes=80_000, limit_records=3, max_frame_bytes=30_000)
     assert gate.largest_frame == (30_000, 1)
@@ -86,7 +81,6 @@ def test_the_largest_frame_is_a_share_of_the_limit_and_never_less_than_one_recor
     assert (gate.sessions, gate.largest_frame) == (4, (10_000, 1))
 
 
-@LAW
 @pytest.mark.parametrize(
     ("limit_bytes", "node_bytes", "named"),
     [(80_000, 90_000, "queue_limit_bytes = 80000"), (90_000, 80_000, "node_queue_limit_bytes = 80000")],
@@ -106,7 +100,6 @@ def test_a_record_that_can_never_fit_is_refused_by_the_setting_s_name(
 
 
 @pytest.mark.promise("record-larger-stream")
-@LAW
 def test_a_record_larger_than_any_stream_takes_is_refused_before_it_has_any_room() -> None:
     gate = make_gate()
     caller = GateCaller(gate)
@@ -122,7 +115,6 @@ def test_a_record_larger_than_any_stream_takes_is_refused_before_it_has_any_room
 # ---- callers that act from within an answer
 
 
-@LAW
 def test_a_session_that_asks_again_each_time_it_is_refused_does_not_exhaust_the_stack() -> None:
     caller = GateCaller(make_gate(refuses=lambda now, *, patient, probes=True, owner=None: NO_KEY))
 
@@ -135,7 +127,6 @@ def test_a_session_that_asks_again_each_time_it_is_refused_does_not_exhaust_the_
     assert len(caller.refusals) == 1_001
 
 
-@LAW
 def test_a_caller_may_cancel_leave_or_ask_while_another_one_is_answered() -> None:
     gate = make_gate(limit_bytes=80_000)
     holder, first, second = (GateCaller(gate) for _ in range(3))
@@ -246,7 +237,6 @@ def test_a_closed_gate_lets_no_caller_in_and_tells_each_that_waits() -> None:
     assert [caller.refusals[caller.ids].code for caller in (waits, holder)] == [Code.DRAINING] * 2
 
 
-@LAW
 def test_a_session_whose_window_is_full_is_blocked_from_then_on_while_it_has_rows_of_the_stream() -> None:
     gate = make_gate()
     caller = GateCaller(gate)
@@ -263,7 +253,6 @@ def test_a_session_whose_window_is_full_is_blocked_from_then_on_while_it_has_row
 # ---- several streams on one node
 
 
-@LAW
 def test_a_stream_whose_last_caller_left_leaves_its_floor_to_others() -> None:
     node = NodeBudget(20_000, 5_000)
     hot, cold = make_gate(node=node), make_gate(node=node)
@@ -278,7 +267,6 @@ def test_a_stream_whose_last_caller_left_leaves_its_floor_to_others() -> None:
     assert greedy.grants == [1, 2]
 
 
-@LAW
 @pytest.mark.parametrize("end", ["vanish", "close", "cancel"])
 def test_who_is_gone_or_refused_wants_nothing_of_the_node_any_more(end: str) -> None:
     node = NodeBudget(20_000, 1_000)
@@ -302,7 +290,6 @@ def test_who_is_gone_or_refused_wants_nothing_of_the_node_any_more(end: str) -> 
 
 
 @pytest.mark.promise("record-larger-stream")
-@LAW
 def test_a_user_whose_bodies_do_not_come_holds_an_equal_part_of_what_may_be_on_its_way() -> None:
     """A quarter of 80,000 is 20,000, and 10,000 for each of two users."""
     gate = make_gate(limit_bytes=80_000)
@@ -329,7 +316,6 @@ def test_a_user_whose_bodies_do_not_come_holds_an_equal_part_of_what_may_be_on_i
 
 
 @pytest.mark.promise("record-larger-stream")
-@LAW
 def test_a_frame_larger_than_the_quarter_is_a_users_at_most_once_in_four_grants() -> None:
     """While it is on its way no other user's may be, and a user who sends nothing could ask for the next at once."""
     gate = make_gate(limit_bytes=80_000)
@@ -357,7 +343,6 @@ def test_a_frame_larger_than_the_quarter_is_a_users_at_most_once_in_four_grants(
     assert order[:9] == [1, 2, 2, 2, 1, 2, 2, 2, 1]
 
 
-@LAW
 def test_while_no_other_user_waits_frames_larger_than_the_quarter_follow_each_other() -> None:
     gate = make_gate(limit_bytes=80_000)
     caller, _ = GateCaller(gate, uid=1), GateCaller(gate, uid=2)

@@ -17,6 +17,8 @@ from producerd.errors import Code, ProtocolError
 from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_VALIDITY, PREFIX, Body, Layout, lay_out, parse_body
 from tests.simulation.setting import make_body
 
+pytestmark = pytest.mark.law("wire")
+
 Values = list[bytes | None]
 NULL, NOT_UTF8, LONG, LARGE, HASH = "null", "not UTF-8", "characters", "record", "hash key"
 
@@ -162,7 +164,6 @@ def test_columns_without_a_byte_are_rows_like_others(hashed: bool) -> None:
 SLICED = st.tuples(st.sampled_from([None, b"", b"k", b"key"]), st.sampled_from([None, b"", b"v", b"value"]))
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=60)
 @given(rows=st.lists(SLICED, min_size=2, max_size=40), ends=st.tuples(st.integers(0, 39), st.integers(0, 39)))
 def test_offsets_of_an_arrow_slice_may_start_anywhere(
@@ -191,7 +192,6 @@ def _sliced_body(keys: Any, data: Any, first: int, last: int) -> Body:
     return parse_body(prefix + parts[0] + parts[2] + validity + parts[1] + parts[3], FLAG_VALIDITY)
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("column", ["key", "data", "hash key"])
 @pytest.mark.parametrize(
     "offsets",
@@ -221,7 +221,6 @@ def test_offsets_that_cannot_be_are_a_protocol_error(column: str, offsets: tuple
         intake.check(parse_body(payload, FLAG_HASH_KEYS), 100)
 
 
-@pytest.mark.law("wire")
 def test_the_largest_offsets_that_can_be_are_taken() -> None:
     high = struct.pack("<4i", *(2**31 - 7 + at for at in (0, 1, 3, 6)))
     rows = intake.check(parse_body(PREFIX.pack(1, 3, 6, 6, 0) + high + high + b"abcdef" * 2, 0), 100)
@@ -233,7 +232,6 @@ WHOLE = lay_out([b"k", None, "é€".encode()], [b"data", b"", None], [None, b"0
 PLACES = st.tuples(st.integers(PREFIX.size, PREFIX.size + 199), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=500)
 @given(damages=st.lists(PLACES, min_size=1, max_size=3))
 def test_a_damaged_body_gives_rows_or_a_protocol_error(damages: list[tuple[int, int]]) -> None:

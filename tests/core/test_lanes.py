@@ -27,7 +27,8 @@ from tests.core.rows import Row, content, even_map, rows_of, sorted_of
 from tests.simulation.lane_machine import LaneMachine
 from tests.simulation.setting import make_rules
 
-LAW = pytest.mark.law("Lane")
+pytestmark = pytest.mark.law("Lane", "Pacer", "ShardMap")
+
 ANY = 2**62
 MIB = 1 << 20
 HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
@@ -150,8 +151,6 @@ def data_of(pieces: list[Piece]) -> list[bytes]:
     return [content(span, at)[1].strip() for _, span in pieces for at in range(span.first, span.last)]
 
 
-@LAW
-@pytest.mark.law("Pacer")
 @pytest.mark.promise("over-time-sent-rate")
 def test_any_rows_leave_once_in_their_order_and_within_their_pace() -> None:
     run_state_machine_as_test(LaneMachine, settings=settings(max_examples=80, stateful_step_count=30))
@@ -160,14 +159,12 @@ def test_any_rows_leave_once_in_their_order_and_within_their_pace() -> None:
 # ---- which lanes, and how much of them
 
 
-@LAW
 def test_there_is_a_lane_for_each_open_shard_that_had_rows_and_for_no_other() -> None:
     line = Line(0, 5, 0, 5)
     line.fill(1, 5)
     assert [lane.shard.shard_id for lane in line.lanes] == ["shard-1", "shard-3"]
 
 
-@LAW
 def test_a_request_takes_few_lanes_deep_and_the_longest_waiting_first() -> None:
     line = Line(0, 0, 0, request_max_records=100)
     for shard in (2, 0, 1):
@@ -177,7 +174,6 @@ def test_a_request_takes_few_lanes_deep_and_the_longest_waiting_first() -> None:
     assert rows_in(requests[3]) == {"shard-2": 50, "shard-0": 50}, "what is left of two fills one request"
 
 
-@LAW
 def test_small_lanes_share_a_request_in_the_order_of_their_waiting() -> None:
     line = Line(*[0] * 8)
     for shard in (5, 1, 7, 0):
@@ -185,7 +181,6 @@ def test_small_lanes_share_a_request_in_the_order_of_their_waiting() -> None:
     assert line.shards() == [5, 1, 7, 0]
 
 
-@LAW
 def test_lanes_that_wait_for_a_time_are_not_looked_at_before_it() -> None:
     line = Line(*[2] * 256)
     pacers = [line.pacer(shard) for shard in range(256)]
@@ -201,7 +196,6 @@ def test_lanes_that_wait_for_a_time_are_not_looked_at_before_it() -> None:
     assert sum(pacer.asked for pacer in pacers) <= asked + 6
 
 
-@LAW
 def test_lanes_that_wait_for_an_answer_are_not_looked_at_before_it() -> None:
     line = Line(50, 50, request_max_records=1)
     requests = [line.take() for _ in range(2 * MAX_REQUESTS_PER_LANE)]
@@ -214,7 +208,6 @@ def test_lanes_that_wait_for_an_answer_are_not_looked_at_before_it() -> None:
     assert line.try_take() is None
 
 
-@LAW
 def test_a_lane_that_holds_off_delays_no_other() -> None:
     line = Line(5, 5, 5)
     line.lane(0).hold(10.0)
@@ -223,7 +216,6 @@ def test_a_lane_that_holds_off_delays_no_other() -> None:
     assert line.shards(now=10.0) == [0]
 
 
-@LAW
 def test_rows_that_come_back_are_the_first_again() -> None:
     line = Line(12, request_max_records=4)
     first, second = line.take(), line.take()
@@ -232,7 +224,6 @@ def test_rows_that_come_back_are_the_first_again() -> None:
     assert [int(data) for _ in range(2) for data in data_of(line.take().pieces)] == [*range(8)]
 
 
-@LAW
 @pytest.mark.parametrize("per_key", [False, True])
 def test_rows_that_keep_failing_come_back_behind_the_others_unless_their_order_counts(per_key: bool) -> None:
     line = Line(6, per_key=per_key, request_max_records=3)
@@ -245,7 +236,6 @@ def test_rows_that_keep_failing_come_back_behind_the_others_unless_their_order_c
     assert (again[-len(first) :] == first) is not per_key
 
 
-@LAW
 @pytest.mark.parametrize("per_key", [False, True])
 def test_a_large_row_that_what_is_in_flight_leaves_no_room_for_stays_first_in_line(per_key: bool) -> None:
     line = Line(0, 0, per_key=per_key)
@@ -256,7 +246,6 @@ def test_a_large_row_that_what_is_in_flight_leaves_no_room_for_stays_first_in_li
     assert line.shards() == [1]
 
 
-@LAW
 @pytest.mark.parametrize("per_key", [False, True])
 def test_a_row_that_does_not_fit_any_more_leads_the_next_request(per_key: bool) -> None:
     line = Line(0, 0, per_key=per_key)
@@ -265,7 +254,6 @@ def test_a_row_that_does_not_fit_any_more_leads_the_next_request(per_key: bool) 
     assert [line.shards(), line.shards()] == [[0], [1]]
 
 
-@LAW
 def test_after_time_outs_a_lane_s_requests_are_smaller_down_to_one_row() -> None:
     line = Line(0)
     line.fill(0, 400, size=2_000)
@@ -316,7 +304,6 @@ def test_what_a_pace_allows_in_entries_or_bytes_is_taken_and_the_others_fill_the
     assert rows_in(line.take()) == {"shard-0": 30, "shard-1": 70}
 
 
-@LAW
 @pytest.mark.parametrize("small_rows", [0, 5])
 def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no_other_lane(small_rows: int) -> None:
     line = Line(0, 0)
@@ -331,7 +318,6 @@ def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no
     assert line.shards(now=7.0) == [0]
 
 
-@LAW
 def test_a_row_larger_than_a_request_waits_for_a_full_bucket_and_is_not_forgotten() -> None:
     """The bucket has bytes enough for every request, and lacks some records: nothing else tells when it is full."""
     line = Line(0)
@@ -412,7 +398,6 @@ def test_a_request_that_is_full_of_aggregates_takes_no_small_row_of_a_later_lane
 # ---- lanes that go alone
 
 
-@LAW
 def test_a_lane_that_goes_alone_shares_no_request_and_loses_no_turn() -> None:
     line = Line(2, 2, 20, 2, request_max_records=10)
     line.lane(1).slowed()
@@ -422,7 +407,6 @@ def test_a_lane_that_goes_alone_shares_no_request_and_loses_no_turn() -> None:
     assert [line.shards(), line.shards()] == [[0], [1]]
 
 
-@LAW
 def test_a_lane_that_goes_alone_is_passed_over_while_too_many_such_are_on_their_way() -> None:
     line = Line(5, 5)
     line.lane(0).slowed()
@@ -431,7 +415,6 @@ def test_a_lane_that_goes_alone_is_passed_over_while_too_many_such_are_on_their_
     assert line.shards() == [0], "and it is still in line"
 
 
-@LAW
 def test_a_lane_that_timed_out_has_one_request_on_its_way() -> None:
     line = Line(5, request_max_records=1)
     line.lane(0).timed_out()
@@ -460,7 +443,6 @@ def test_rows_whose_requests_fail_by_a_fault_of_the_service_go_alone_and_fewer_e
 # ---- rows that have ended do not decide for those behind them
 
 
-@LAW
 def test_rows_behind_ended_ones_go_plain_one_of_each_key() -> None:
     """They may not be aggregated any more, and of the rows of a key one may be throttled and the next stored."""
     line = Line(0, aggregate=True, per_key=True)
@@ -472,7 +454,6 @@ def test_rows_behind_ended_ones_go_plain_one_of_each_key() -> None:
     assert line.take().records == 1
 
 
-@LAW
 def test_failing_rows_behind_ended_ones_go_alone_and_few_at_a_time() -> None:
     line = Line(0, 0)
     ended = line.fill(0, 3)
@@ -497,7 +478,6 @@ def test_a_lane_whose_rows_have_all_ended_leaves_the_line_and_waits_for_nothing(
 # ---- shards change
 
 
-@LAW
 @pytest.mark.parametrize("when", ["in a lane", "while they were sorted", "in a request"])
 def test_rows_that_ended_and_hold_no_memory_any_more_survive_a_new_map(when: str) -> None:
     """Their callers left, or they expired: what is left of them is dropped, and nothing falls over it."""
@@ -523,7 +503,6 @@ def test_rows_that_ended_and_hold_no_memory_any_more_survive_a_new_map(when: str
     assert not any(lane.queued for lane in line.lanes)
 
 
-@LAW
 def test_a_lane_whose_shard_stays_keeps_its_pace_and_its_place() -> None:
     line = Line(5, 5)
     kept, (low, high) = line.lane(1), line.lanes.map.shards
@@ -533,7 +512,6 @@ def test_a_lane_whose_shard_stays_keeps_its_pace_and_its_place() -> None:
     assert line.shards()[0] == 1, "the longest-waiting"
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("map_comes", [False, True])
 def test_while_no_map_comes_in_time_a_lane_s_rows_go_plain_and_are_aggregated_after_it(map_comes: bool) -> None:
     line = Line(20, aggregate=True, request_max_records=5)

@@ -21,6 +21,8 @@ from tests.core.rows import even_map
 from tests.core.stories import INVALID, Desk, Sent, ends_of, spread
 from tests.simulation.setting import make_rules
 
+pytestmark = pytest.mark.law("Lane")
+
 DENIED = ("AccessDeniedException", "no ListShards for you")
 UNREACHABLE = (Code.UNREACHABLE, "no route to host")
 MISSING = ("ResourceNotFoundException", "gone")
@@ -243,7 +245,6 @@ def test_a_stream_that_distributes_its_records_itself_is_refused_at_once_though_
 
 
 @pytest.mark.promise("list-fails-now-waited-records")
-@pytest.mark.law("Lane")
 @pytest.mark.parametrize("aggregate", [True, False])
 def test_records_that_go_plain_for_lack_of_a_list_keep_one_shards_pace(aggregate: bool) -> None:
     """A stream that does not aggregate may have many shards, and nobody may ever read their list: nothing paces it."""
@@ -265,7 +266,6 @@ def test_records_that_go_plain_for_lack_of_a_list_keep_one_shards_pace(aggregate
 
 
 @pytest.mark.promise("waits-list-comes-sorted")
-@pytest.mark.law("Lane")
 def test_what_waits_when_the_list_comes_is_sorted_by_it_and_aggregated_again() -> None:
     desk = Late(shard_rate_fraction=1.0, max_in_flight_requests=1)
     frame = desk.submit(spread(3_000))
@@ -288,7 +288,6 @@ def test_what_waits_when_the_list_comes_is_sorted_by_it_and_aggregated_again() -
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_what_is_held_alone_when_the_list_is_given_up_goes_plain_too() -> None:
     """Rows of a request that is halved stand in no lane."""
     desk = Desk(even_map(1), aggregate=True)
@@ -311,7 +310,6 @@ def test_what_is_held_alone_when_the_list_is_given_up_goes_plain_too() -> None:
 
 
 @pytest.mark.promise("waits-list-comes-sorted")
-@pytest.mark.law("Lane")
 @pytest.mark.parametrize("then", ["the list comes", "it is given up"])
 def test_with_per_key_nothing_overtakes_what_is_on_its_way_when_the_list_comes_or_goes(then: str) -> None:
     desk: Desk
@@ -345,7 +343,6 @@ def test_with_per_key_nothing_overtakes_what_is_on_its_way_when_the_list_comes_o
         assert again.users == [b"first", b"second"]
 
 
-@pytest.mark.law("Lane")
 def test_while_the_shards_are_not_known_nothing_is_in_doubt_and_plain_records_flow_on() -> None:
     """A first answer after a long silence doubts a map, and lanes wait then; here there is none."""
     desk = Late()
@@ -526,7 +523,6 @@ def test_after_ten_idle_minutes_a_list_that_fails_for_now_is_waited_for_and_then
 
 
 @pytest.mark.promise("list-fails-now-waited-records")
-@pytest.mark.law("Lane")
 def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> None:
     """Its lanes are another stream's; what waits in them goes plain, too."""
     desk = Desk(even_map(2), aggregate=True)

@@ -11,6 +11,8 @@ from producerd.errors import Code, Outcome
 from tests.core.rows import even_map
 from tests.core.stories import INVALID, LOST, REFUSED, UNSENT, Desk, Sent, ends_of, reload
 
+pytestmark = pytest.mark.law("Row", "Pacer", "Frame", "Pipeline")
+
 # ---- other settings
 
 
@@ -24,7 +26,6 @@ def test_what_lingers_goes_by_the_new_time() -> None:
     assert len(desk.pipeline.take_job(102.0).frames) == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.law("Row")
 def test_rows_accepted_before_keep_their_time_to_live_and_later_ones_have_the_new_one() -> None:
     desk = Desk(record_ttl_seconds=60.0)
     old = desk.submit(1)
@@ -125,7 +126,6 @@ def test_throttled_rows_fail_or_do_not_by_the_new_setting() -> None:
     assert ends_of(frame) == {1: (Outcome.NOT_STORED, Code.THROTTLED, False)}
 
 
-@pytest.mark.law("Pacer")
 def test_a_lane_that_waits_for_its_pace_goes_on_at_once_where_it_may_send_more() -> None:
     desk = Desk(shard_rate_fraction=0.001)
     desk.put([(b"k", b"x" * 500, None)] * 20).stored()
@@ -138,7 +138,6 @@ def test_a_lane_that_waits_for_its_pace_goes_on_at_once_where_it_may_send_more()
     assert len(desk.send().entries) == 19
 
 
-@pytest.mark.law("Pacer")
 def test_a_pace_keeps_what_its_shards_throttles_have_taught_and_takes_that_of_another_rate() -> None:
     desk = Desk(shard_rate_fraction=1.0, request_max_records=5)
     desk.put(20).throttle({0, 1, 2, 3, 4})
@@ -195,7 +194,6 @@ def test_a_pause_is_named_whatever_else_is_waited_for() -> None:
     assert desk.holding().cause == "paused"
 
 
-@pytest.mark.law("Row")
 def test_in_a_pause_rows_expire() -> None:
     desk = Desk(record_ttl_seconds=5.0)
     frame = desk.queue(5)
@@ -243,7 +241,6 @@ class Flush:
         return {how: records for how, records in self.flushing.counts().items() if records}
 
 
-@pytest.mark.law("Frame")
 def test_a_flush_sends_what_lingers_and_tells_how_each_row_ended_once_none_is_open() -> None:
     desk = Desk(even_map(2), linger_seconds=3_600.0, request_max_records=10)
     desk.submit(10, owner="a")
@@ -263,7 +260,6 @@ def test_a_flush_sends_what_lingers_and_tells_how_each_row_ended_once_none_is_op
     assert flush.done == 1
 
 
-@pytest.mark.law("Frame")
 def test_rows_that_had_ended_before_a_flush_are_none_of_its_and_every_other_outcome_is_told() -> None:
     desk = Desk(request_max_records=2)
     frame = desk.queue(8)
@@ -283,7 +279,6 @@ def test_rows_that_had_ended_before_a_flush_are_none_of_its_and_every_other_outc
     assert frame.result().stored == 2
 
 
-@pytest.mark.law("Frame")
 def test_a_flush_of_nothing_is_done_at_once_and_one_that_nobody_waits_for_is_forgotten() -> None:
     desk = Desk()
     empty = Flush(desk)
@@ -298,7 +293,6 @@ def test_a_flush_of_nothing_is_done_at_once_and_one_that_nobody_waits_for_is_for
     assert second.counts() == {"records": 3, "stored": 3}
 
 
-@pytest.mark.law("Pipeline")
 def test_rows_that_a_session_leaves_behind_are_flushed_as_well() -> None:
     desk = Desk()
     desk.submit(3, owner="a")

@@ -21,7 +21,8 @@ from producerd.core.lanes import pacing
 from producerd.core.lanes.pacing import Pacer
 from producerd.testing.streams import FakeShard, TokenBucket
 
-LAW = pytest.mark.law("Pacer")
+pytestmark = pytest.mark.law("Pacer")
+
 MIB: Final = 1024 * 1024
 MAX_BYTES: Final = 51_200
 LARGEST: Final = 10 * MIB
@@ -100,7 +101,6 @@ LIFE = st.lists(
 
 
 @pytest.mark.promise("over-time-sent-rate")
-@LAW
 @settings(max_examples=40)
 @given(fraction=st.sampled_from([1.0, 0.5, 0.01]), now=st.sampled_from([0.0, 1e6]), life=LIFE)
 def test_over_any_time_no_more_is_sent_than_the_rate_and_one_second_s_or_the_largest_entry(
@@ -138,7 +138,6 @@ def test_over_any_time_no_more_is_sent_than_the_rate_and_one_second_s_or_the_lar
 
 
 @pytest.mark.promise("over-time-sent-rate")
-@LAW
 @pytest.mark.parametrize("largest", [MAX_BYTES, MIB, LARGEST])
 def test_a_full_bucket_lets_any_entry_go_and_falls_into_debt(largest: int) -> None:
     pacer = at_full_rate()
@@ -152,7 +151,6 @@ def test_a_full_bucket_lets_any_entry_go_and_falls_into_debt(largest: int) -> No
     )
 
 
-@LAW
 def test_throttles_of_what_was_sent_before_a_cut_do_not_cut_again() -> None:
     pacer, rates = at_full_rate(), []
     for sent_at, now in ((9.9, 10.0), (9.99, 10.1), (10.0, 10.2), (10.1, 10.3), (10.2, 10.4)):
@@ -216,7 +214,6 @@ def test_what_was_sent_before_the_last_cut_does_not_end_a_storm() -> None:
     assert pacer.rate_bytes == MIB
 
 
-@LAW
 def test_the_first_throttle_after_a_storm_stops_the_doubling() -> None:
     """The shard takes no more, or others write to it: the rate of before the storm is forgotten."""
     pacer = after_storm(10)
@@ -635,7 +632,6 @@ def test_a_lane_that_is_left_alone_has_its_shard_soon() -> None:
 
 
 @pytest.mark.promise("once")
-@LAW
 @pytest.mark.parametrize("aggregate", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fifty_lanes_with_three_times_the_quota_share_it_also_after_half_of_them_restarted(aggregate: bool) -> None:
     """Each of them is a lane of a producer: over eight shards, producers differ less than lanes."""
@@ -740,7 +736,6 @@ def test_storms_that_come_again_and_again_do_not_slow_the_return() -> None:
 
 
 @pytest.mark.promise("end-storm-wakes")
-@LAW
 @pytest.mark.parametrize(
     ("lanes", "load", "aggregate", "throttled"),
     [

@@ -28,6 +28,8 @@ from tests.simulation.rows import Row as SentRow
 from tests.simulation.setting import make_rules
 from tests.simulation.world import Simulation
 
+pytestmark = pytest.mark.law("Lane", "Row")
+
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
 BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
@@ -75,7 +77,6 @@ def go_on(desk: Desk, seconds: float = 6.0) -> None:
 
 
 @pytest.mark.promise("order-per-key-costs")
-@pytest.mark.law("Lane")
 def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait() -> None:
     desk = ordered()
     frame = desk.queue(rows_named("a1 a2 b1 a3 c1 b2"))
@@ -93,7 +94,6 @@ def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait()
 
 
 @pytest.mark.promise("consumer-reads-key-order")
-@pytest.mark.law("Lane")
 def test_rows_wait_for_earlier_ones_of_their_partition_key_whatever_their_hash_keys() -> None:
     """A row without a partition key waits for earlier ones of its hash key."""
     desk = ordered()
@@ -107,7 +107,6 @@ def test_rows_wait_for_earlier_ones_of_their_partition_key_whatever_their_hash_k
     assert found == [b"1 2 5 7 9", b"3 6", b"4", b"8"]
 
 
-@pytest.mark.law("Lane")
 def test_rows_without_a_key_wait_for_nobody() -> None:
     desk = ordered()
     desk.queue([(None, b"%d" % i, None) for i in range(50)])
@@ -174,7 +173,6 @@ def test_halving_keeps_the_order_and_finds_the_one_bad_row() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
     """It is not forgotten, although nothing is in flight that would wake its lane."""
     desk = ordered(even_map(2))
@@ -192,7 +190,6 @@ def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
 
 
 @pytest.mark.promise("order-per-key-costs")
-@pytest.mark.law("Lane")
 @pytest.mark.parametrize("bound", [{"aggregate_max_bytes": 400}, {"aggregate_max_records": 3}])
 def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound: dict[str, int]) -> None:
     desk = ordered(even_map(2), aggregate=True, **bound)
@@ -222,7 +219,6 @@ def test_an_aggregate_that_failed_goes_first_again(failure: dict[str, str]) -> N
     assert desk.send().users[: len(first)] == first
 
 
-@pytest.mark.law("Lane")
 def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> None:
     """They have keys in common: the second must not be stored before the first."""
     desk = ordered(aggregate=True)
@@ -264,7 +260,6 @@ def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> 
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
     """After a silence only a new reading of the map shows whether a consumer receives it."""
     desk = ordered(even_map(1), aggregate=True, aggregate_max_bytes=200)
@@ -281,7 +276,6 @@ def test_an_aggregate_that_is_in_doubt_holds_its_lane() -> None:
 
 
 @pytest.mark.promise("consumer-reads-key-order")
-@pytest.mark.law("Lane")
 @pytest.mark.parametrize("aggregate", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(even_map(1), HALVES), (even_map(2), MERGED)])
 def test_children_wait_for_what_is_on_its_way_to_their_parents(
@@ -315,7 +309,6 @@ def test_children_wait_for_what_is_on_its_way_to_their_parents(
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_children_of_a_shard_with_nothing_on_its_way_do_not_wait() -> None:
     desk = ordered(even_map(1))
     desk.queue(rows_named("a1 b1 c1 d1"))
@@ -323,7 +316,6 @@ def test_children_of_a_shard_with_nothing_on_its_way_do_not_wait() -> None:
     assert sorted(names(desk.send()).split()) == ["a1", "b1", "c1", "d1"]
 
 
-@pytest.mark.law("Lane")
 def test_a_shard_beside_those_that_split_does_not_wait() -> None:
     desk = ordered(even_map(2))
     desk.queue([(b"a", b"1", LOW), (b"a", b"2", LOW), (b"b", b"1", HIGH), (b"b", b"2", HIGH)])
@@ -335,7 +327,6 @@ def test_a_shard_beside_those_that_split_does_not_wait() -> None:
     assert desk.try_send() is None
 
 
-@pytest.mark.law("Lane")
 def test_the_halves_of_a_refused_request_and_what_follows_go_on_after_their_shard_split() -> None:
     desk = ordered()
     frame = desk.queue(rows_named("a1 b1 c1 d1 a2"))
@@ -348,7 +339,6 @@ def test_the_halves_of_a_refused_request_and_what_follows_go_on_after_their_shar
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_sent() -> None:
     desk = ordered(even_map(2))
     desk.queue([(b"a", b"low", LOW), (b"b", b"high", HIGH)])
@@ -360,7 +350,6 @@ def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_se
     assert desk.send().data == [b"high"], "only the low shard's row is on its way"
 
 
-@pytest.mark.law("Lane")
 def test_children_wait_for_an_aggregate_of_their_parent_that_awaits_a_map() -> None:
     desk = ordered(aggregate=True, aggregate_max_bytes=200)
     sent = desk.put([(b"k", b"%02d" % i, LOW) for i in range(8)])
@@ -372,7 +361,6 @@ def test_children_wait_for_an_aggregate_of_their_parent_that_awaits_a_map() -> N
     assert desk.send().users[0] == b"%02d" % len(sent.users)
 
 
-@pytest.mark.law("Lane")
 @settings(max_examples=20)
 @given(st.randoms(use_true_random=True), st.booleans(), st.booleans(), st.sampled_from([3, 500]))
 def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and_one_at_a_time(
@@ -420,7 +408,6 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
 
 
 @pytest.mark.promise("consumer-reads-key-order")
-@pytest.mark.law("Lane")
 @settings(max_examples=10)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from([5, 500]))
 def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(
@@ -474,7 +461,6 @@ def fail_row(desk: Desk, name: bytes) -> Sent:
 
 
 @pytest.mark.promise("session-failed-spends")
-@pytest.mark.law("Row")
 def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -> None:
     desk = ordered(request_max_records=1)
     first = desk.submit(rows_named("a1 b1 c1 d1"), owner="me")
@@ -508,7 +494,6 @@ def test_a_session_that_has_failed_spends_no_probe_of_a_stream_that_is_refused()
 
 
 @pytest.mark.promise("session-failed-spends")
-@pytest.mark.law("Row")
 def test_rows_before_the_one_that_failed_are_still_sent() -> None:
     """They may come later in the line: the rows of a frame are sorted by shard."""
     desk = ordered(even_map(2), request_max_records=1)
@@ -530,7 +515,6 @@ def test_rows_before_the_one_that_failed_are_still_sent() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_rows_that_are_on_their_way_already_end_as_they_are_answered(is_stored: bool) -> None:
     desk = ordered(even_map(2), request_max_records=1)
@@ -547,7 +531,6 @@ def test_rows_that_are_on_their_way_already_end_as_they_are_answered(is_stored: 
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("stage", ["filling", "sealed", "sorting"])
 def test_later_frames_fail_wherever_they_are(stage: str) -> None:
     desk = ordered()
@@ -568,7 +551,6 @@ def test_later_frames_fail_wherever_they_are(stage: str) -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_a_frame_that_is_refused_at_intake_counts_as_a_failure() -> None:
     desk = ordered()
     before = desk.submit(rows_named("a1"), owner="me")
@@ -583,7 +565,6 @@ def test_a_frame_that_is_refused_at_intake_counts_as_a_failure() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_a_row_that_expired_is_a_failure() -> None:
     desk = ordered(record_ttl_seconds=5.0)
     first = desk.submit(rows_named("a1"))
@@ -597,7 +578,6 @@ def test_a_row_that_expired_is_a_failure() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -> None:
     for stored in (True, False):
         desk = ordered(record_ttl_seconds=5.0)
@@ -619,7 +599,6 @@ def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -
         assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_after_it_mended_is_not_sent() -> None:
     desk = ordered()
     first = desk.queue(rows_named("a1"))
@@ -640,7 +619,6 @@ def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_af
 
 
 @pytest.mark.promise("rows-given-back-failure")
-@pytest.mark.law("Row")
 def test_rows_that_were_given_back_are_no_failure() -> None:
     desk = ordered()
     frames = [desk.submit(rows_named("a1 b1")), desk.submit(rows_named("a2"))]
@@ -651,7 +629,6 @@ def test_rows_that_were_given_back_are_no_failure() -> None:
 
 
 @pytest.mark.promise("rows-given-back-failure")
-@pytest.mark.law("Row")
 def test_the_bad_rows_of_a_frame_whose_good_ones_are_taken_are_no_failure() -> None:
     desk = ordered()
     frame = desk.submit([(b"a", None, None), (b"a", b"good", None)], takes_good=True)
@@ -694,7 +671,6 @@ def test_without_an_order_a_failed_row_fails_alone() -> None:
     assert frame.result().stored == 1
 
 
-@pytest.mark.law("Row")
 def test_throttled_rows_that_are_to_fail_take_their_followers_along() -> None:
     desk = ordered(fail_if_throttled=True)
     frame = desk.queue(rows_named("a1 b1 b2 c1 a2 d1"))

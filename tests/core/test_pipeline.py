@@ -35,6 +35,8 @@ from tests.core.stories import (
 )
 from tests.simulation.setting import ADDRESS, make_rules
 
+pytestmark = pytest.mark.law("Pipeline", "Lane", "RetryPolicy", "ShardMap", "Row", "Frame")
+
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
 LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
@@ -43,7 +45,6 @@ HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_K
 # ---- from a frame to its acknowledgement
 
 
-@pytest.mark.law("Pipeline")
 def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -> None:
     desk = Desk()
     frame = desk.queue(10)
@@ -61,7 +62,6 @@ def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -
 
 
 @pytest.mark.promise("throttled-rows-return")
-@pytest.mark.law("Lane")
 def test_throttled_rows_return_to_the_front_and_only_their_lane_holds_off() -> None:
     desk = Desk(even_map(2), request_max_records=4)
     desk.queue([(b"k", b"low %d" % i, LOW) for i in range(8)] + [(b"k", b"high %d" % i, HIGH) for i in range(8)])
@@ -97,7 +97,6 @@ def test_rows_that_fail_for_a_while_wait_out_a_delay_and_their_mates_are_stored(
 
 
 @pytest.mark.promise("service-hangs")
-@pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize("failure", [LOST, UNSENT, RequestFailed("ThrottlingException", "slow down", False)])
 def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
     desk = Desk(request_max_records=10)
@@ -113,7 +112,6 @@ def test_an_outage_makes_few_requests_a_second(failure: RequestFailed) -> None:
 
 
 @pytest.mark.promise("service-hangs")
-@pytest.mark.law("RetryPolicy")
 def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between() -> None:
     desk = Desk(even_map(8), request_max_records=1)
     desk.queue([(b"key %d" % i, b"d", None) for i in range(100)])
@@ -128,7 +126,6 @@ def test_a_stream_is_held_only_when_whole_requests_fail_with_no_success_between(
     assert desk.now < desk.holds_until <= desk.now + 5.0
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_hold_that_is_over_hides_no_later_time() -> None:
     """While one request is out after a hold, a batch that lingers is still told of."""
     desk = Desk(request_max_records=1, linger_seconds=0.5)
@@ -355,7 +352,6 @@ def test_a_stream_that_is_not_there_is_told_from_its_listing(code: str) -> None:
 
 
 @pytest.mark.promise("aggregate-unknown-shard")
-@pytest.mark.law("ShardMap")
 def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_of_its_lane_is_sent_meanwhile() -> None:
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=300)
     first, second = Shard("c-0", 0, 2**126 - 1), Shard("c-1", 2**126, 2**127 - 1)
@@ -373,7 +369,6 @@ def test_an_aggregate_that_an_unknown_shard_stored_waits_for_a_map_and_no_other_
 
 
 @pytest.mark.promise("aggregate-strayed-sent")
-@pytest.mark.law("Pipeline")
 @pytest.mark.parametrize("newer", [False, True], ids=["no newer map", "a newer map"])
 def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_as_plain_records(newer: bool) -> None:
     """A lying map costs at most two copies, and each is counted.  No newer map is believed a third time."""
@@ -399,7 +394,6 @@ def test_an_aggregate_that_strayed_is_sent_once_more_by_the_newest_map_and_then_
 
 
 @pytest.mark.promise("aggregate-strayed-sent")
-@pytest.mark.law("ShardMap")
 def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -> None:
     desk = Desk(even_map(2), aggregate=True)
     frame = desk.queue([(b"k", b"%d" % i, b"0") for i in range(10)])
@@ -418,7 +412,6 @@ def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -
 
 
 @pytest.mark.promise("rows-wait-lanes-sorted")
-@pytest.mark.law("ShardMap")
 def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     """After a split no aggregate mixes rows of both children; after a merge they make one line again, in order."""
     desk = Desk(even_map(1), aggregate=True)
@@ -441,7 +434,6 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
 
 
 @pytest.mark.promise("request-sent-before")
-@pytest.mark.law("ShardMap")
 def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers() -> None:
     desk = Desk(even_map(1), aggregate=True)
     frame = desk.queue(spread(10))
@@ -453,7 +445,6 @@ def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("read", ["the same", "another", "not at all"])
 def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(read: str) -> None:
     """The stream may have been deleted and made again meanwhile, with the same shard ids and other ranges."""
@@ -477,7 +468,6 @@ def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(r
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
-@pytest.mark.law("ShardMap")
 def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plain_records_are_sent() -> None:
     """Throttled or broken readings settle nothing.  Without a limit each aggregate would be stored once for nothing."""
     desk = Desk(even_map(1), aggregate=True)
@@ -510,7 +500,6 @@ def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plai
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
-@pytest.mark.law("ShardMap")
 def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_it() -> None:
     desk = Desk(even_map(1), aggregate=True)
     sent = desk.put(spread(10))
@@ -532,7 +521,6 @@ def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_i
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
-@pytest.mark.law("ShardMap")
 def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
     desk = Desk(even_map(1), aggregate=True)
     desk.put(spread(4)).answer([{"SequenceNumber": "500", "ShardId": "shard-0"}])
@@ -548,7 +536,6 @@ def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("stage", ["in a lane", "in flight", "while it is sorted"])
 @pytest.mark.parametrize("seen", ["by its listing", "by its refusal"])
 def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_old_one(stage: str, seen: str) -> None:
@@ -593,7 +580,6 @@ def test_a_stream_made_again_with_the_same_shard_ids_gets_no_aggregate_of_the_ol
 
 
 @pytest.mark.promise("raw-record-delivered")
-@pytest.mark.law("ShardMap")
 def test_a_raw_record_is_delivered_wherever_it_was_stored() -> None:
     for aggregate in (False, True):
         desk = Desk(even_map(2), aggregate=aggregate)
@@ -604,7 +590,6 @@ def test_a_raw_record_is_delivered_wherever_it_was_stored() -> None:
         assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 @pytest.mark.parametrize("caller_leaves", [False, True])
 def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone(caller_leaves: bool) -> None:
     desk = Desk(even_map(4))
@@ -622,7 +607,6 @@ def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone(caller_le
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_at_most_four_requests_of_a_lane_are_in_flight() -> None:
     desk = Desk(request_max_records=1)
     desk.queue(10)
@@ -697,7 +681,6 @@ def staged(stage: str) -> tuple[Desk, Frame, list[Any]]:
     return desk, frame, []
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("stage", STAGES)
 def test_rows_of_an_owner_that_is_gone_end_at_once_unless_they_are_in_a_request(stage: str) -> None:
     desk, frame, under_way = staged(stage)
@@ -713,7 +696,6 @@ def test_rows_of_an_owner_that_is_gone_end_at_once_unless_they_are_in_a_request(
     assert desk.pipeline.next_time() is None
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("failure", [LOST, UNSENT, INVALID, REFUSED])
 def test_rows_in_a_request_that_fails_end_too_once_their_owner_is_gone(stage: str, failure: RequestFailed) -> None:
@@ -732,7 +714,6 @@ def test_rows_in_a_request_that_fails_end_too_once_their_owner_is_gone(stage: st
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("stage", STAGES)
 def test_rows_whose_owner_is_gone_but_wants_them_delivered_are_delivered(stage: str) -> None:
     desk, frame, under_way = staged(stage)
@@ -744,7 +725,6 @@ def test_rows_whose_owner_is_gone_but_wants_them_delivered_are_delivered(stage: 
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("failure", [None, LOST, UNSENT, INVALID])
 def test_a_drain_gives_back_what_is_in_no_request(stage: str, failure: RequestFailed | None) -> None:
@@ -797,7 +777,6 @@ def test_at_the_deadline_every_row_ends_and_those_without_a_caller_are_counted()
     assert desk.is_empty()
 
 
-@pytest.mark.law("Frame")
 @pytest.mark.parametrize("leave", ["discard", "disown"])
 def test_a_frame_whose_owner_left_after_it_was_finished_is_acknowledged_to_nobody(leave: str) -> None:
     desk = Desk()
@@ -806,7 +785,6 @@ def test_a_frame_whose_owner_left_after_it_was_finished_is_acknowledged_to_nobod
     assert desk.finished() == []
 
 
-@pytest.mark.law("Pipeline")
 def test_a_lagging_row_pins_its_own_buffer_and_not_its_job() -> None:
     desk = Desk(even_map(2), request_max_bytes=100_000)
     desk.queue([(b"k", b"x" * 10_000, HIGH) for _ in range(50)] + [(b"k", b"slow", LOW)])
@@ -843,7 +821,6 @@ def test_a_probe_that_gets_no_answer_ends_with_the_service_s_message() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     desk = Desk(even_map(2), aggregate=True, aggregate_max_bytes=60, request_max_records=50)
     frame = desk.queue(
@@ -859,7 +836,6 @@ def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
     desk = Desk()
     stays = desk.submit([(b"k%d" % i, b"a %d" % i, None) for i in range(8)], owner="a")
@@ -875,7 +851,6 @@ def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Pipeline")
 def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_next_row() -> None:
     desk = Desk(even_map(4), aggregate=True)
     desk.queue(100)
@@ -901,7 +876,6 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
 
 
 @pytest.mark.promise("lanes-request-answer")
-@pytest.mark.law("Lane")
 def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answer_in_time() -> None:
     desk = Desk(even_map(2))
     both = [(b"k", b"low", LOW), (b"k", b"high", HIGH)]
@@ -927,7 +901,6 @@ def test_lanes_of_a_request_that_has_no_answer_for_long_go_alone_until_they_answ
 # ---- the map, once more
 
 
-@pytest.mark.law("ShardMap")
 def test_two_aggregates_in_shards_that_are_not_known_wait_for_the_map_each_for_itself() -> None:
     """They stand next to each other in one request."""
     desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5)
@@ -941,7 +914,6 @@ def test_two_aggregates_in_shards_that_are_not_known_wait_for_the_map_each_for_i
     assert desk.is_empty()
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("shard_id", ["low", "high"])
 def test_an_aggregate_of_two_jobs_rows_that_awaits_a_map_is_looked_at_as_a_whole(shard_id: str) -> None:
     desk = Desk(even_map(1), aggregate=True)
@@ -959,7 +931,6 @@ def test_an_aggregate_of_two_jobs_rows_that_awaits_a_map_is_looked_at_as_a_whole
     assert desk.is_empty()
 
 
-@pytest.mark.law("ShardMap")
 def test_a_map_that_does_not_have_the_shard_that_answered_is_read_again_and_its_rows_wait_on() -> None:
     desk = Desk(even_map(1), aggregate=True)
     frame = desk.queue(spread(4))
@@ -973,7 +944,6 @@ def test_a_map_that_does_not_have_the_shard_that_answered_is_read_again_and_its_
     assert desk.is_empty()
 
 
-@pytest.mark.law("ShardMap")
 def test_a_map_is_read_again_while_a_lane_waits_because_a_plain_record_was_stored_elsewhere() -> None:
     desk = Desk(even_map(2), aggregate=True)
     desk.put(1).stored("unknown")
@@ -983,7 +953,6 @@ def test_a_map_is_read_again_while_a_lane_waits_because_a_plain_record_was_store
     assert not desk.pipeline.awaits_map, "no row does"
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("aggregates", [False, True])
 def test_an_answer_of_a_shard_that_nobody_knows_to_a_closed_one_s_request_wants_a_newer_map(aggregates: bool) -> None:
     desk = Desk(even_map(1), aggregate=True)
@@ -996,7 +965,6 @@ def test_an_answer_of_a_shard_that_nobody_knows_to_a_closed_one_s_request_wants_
     assert frame.finished is not aggregates
 
 
-@pytest.mark.law("ShardMap")
 def test_while_a_doubted_map_cannot_be_read_an_answer_to_a_closed_shard_s_request_wants_a_newer_one() -> None:
     desk = Desk(even_map(1), aggregate=True)
     sent = desk.put(1)
@@ -1008,7 +976,6 @@ def test_while_a_doubted_map_cannot_be_read_an_answer_to_a_closed_shard_s_reques
     assert desk.wants_map
 
 
-@pytest.mark.law("ShardMap")
 def test_a_closed_shard_is_believed_until_the_last_request_that_was_sent_before_has_its_answer() -> None:
     desk = Desk(even_map(1), aggregate=True)
     first = desk.queue(spread(10))
@@ -1022,7 +989,6 @@ def test_a_closed_shard_is_believed_until_the_last_request_that_was_sent_before_
     assert desk.wants_map
 
 
-@pytest.mark.law("ShardMap")
 def test_an_aggregate_that_strayed_once_is_aggregated_again_by_the_next_map() -> None:
     desk = Desk(HALVES, aggregate=True)
     frame = desk.queue([(b"k", b"%d" % i, b"%d" % i) for i in range(2)])
@@ -1037,7 +1003,6 @@ def test_an_aggregate_that_strayed_once_is_aggregated_again_by_the_next_map() ->
     assert desk.is_empty()
 
 
-@pytest.mark.law("ShardMap")
 def test_rows_whose_map_was_late_stay_plain_also_by_the_map_that_comes_then() -> None:
     desk = Desk(even_map(1), aggregate=True)
     desk.put(spread(10)).stored("unknown")
@@ -1049,7 +1014,6 @@ def test_rows_whose_map_was_late_stay_plain_also_by_the_map_that_comes_then() ->
     assert len(desk.send().entries) == 10
 
 
-@pytest.mark.law("ShardMap")
 def test_rows_behind_an_aggregate_whose_doubt_no_map_settles_in_time_go_plain_with_it() -> None:
     desk = Desk(even_map(1), aggregate=True)
     desk.queue(spread(10))
@@ -1064,7 +1028,6 @@ def test_rows_behind_an_aggregate_whose_doubt_no_map_settles_in_time_go_plain_wi
     assert [len(sent.entries) for sent in desk.send_all()] == [10, 10]
 
 
-@pytest.mark.law("ShardMap")
 def test_a_lane_waits_for_a_map_though_an_earlier_request_is_answered_by_its_own_shard() -> None:
     desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5, request_max_records=1)
     desk.queue(spread(40))
@@ -1081,7 +1044,6 @@ def test_a_lane_waits_for_a_map_though_an_earlier_request_is_answered_by_its_own
     assert [len(parse(data) or [data]) for data in desk.send().data] == [5], "its own shard has answered since"
 
 
-@pytest.mark.law("ShardMap")
 def test_an_answer_that_does_not_name_a_lane_s_shard_says_nothing_of_its_sequence_numbers() -> None:
     desk = Desk(even_map(1), aggregate=True)
     frames = []
@@ -1098,7 +1060,6 @@ def test_an_answer_that_does_not_name_a_lane_s_shard_says_nothing_of_its_sequenc
     assert not desk.wants_map
 
 
-@pytest.mark.law("ShardMap")
 def test_an_aggregate_whose_rows_lost_their_caller_is_no_delivery_when_the_map_comes() -> None:
     desk = Desk(even_map(1), aggregate=True)
     desk.put(spread(4)).stored("unknown")

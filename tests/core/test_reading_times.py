@@ -19,6 +19,8 @@ from producerd.core.shards.reading_times import (
     about,
 )
 
+pytestmark = pytest.mark.law("RetryPolicy")
+
 
 class Least(Random):
     """Draws the least of all times, so that a test can name them."""
@@ -41,7 +43,6 @@ def times_of(readings: ShardReadings, count: int, *, fails: bool, unreachable: b
     return times
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_list_that_is_wanted_all_the_time_is_read_ever_later_and_six_times_a_minute() -> None:
     assert times_of(ShardReadings(Least()), 9, fails=False) == [0.0, 2.5, 7.5, 15.0, 25.0, 37.5, 60.0, 75.0, 85.0]
     for unreachable in (False, True):
@@ -49,7 +50,6 @@ def test_a_list_that_is_wanted_all_the_time_is_read_ever_later_and_six_times_a_m
         assert times == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 60.0, 75.0]
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_list_that_nobody_wants_is_read_a_minute_after_the_last_reading_until_it_is_forgotten() -> None:
     readings = ShardReadings(Least())
     readings.began(0.0, awaited=True)
@@ -63,7 +63,6 @@ def test_a_list_that_nobody_wants_is_read_a_minute_after_the_last_reading_until_
     assert readings.next_time(wanted=True, awaited=True) == 45.5 + 2 * 2.5, "no failure makes it more urgent"
 
 
-@pytest.mark.law("RetryPolicy")
 def test_readings_of_more_than_a_minute_ago_delay_nothing() -> None:
     readings = ShardReadings(Least())
     for now in (0.0, 60.0):
@@ -72,7 +71,6 @@ def test_readings_of_more_than_a_minute_ago_delay_nothing() -> None:
         assert readings.next_time(wanted=True, awaited=False) == now + 2.5
 
 
-@pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize("end", ["it is read", "the service is back"])
 def test_a_list_is_read_again_soon_after_the_end_of_a_row_of_failures(end: str) -> None:
     readings = ShardReadings(Least())
@@ -88,7 +86,6 @@ def test_a_list_is_read_again_soon_after_the_end_of_a_row_of_failures(end: str) 
     assert delays == [0.5, 1.0, 2.0]
 
 
-@pytest.mark.law("RetryPolicy")
 def test_readings_that_no_rows_wait_for_are_few_and_those_that_some_wait_for_two_seconds_apart() -> None:
     readings, now, times = ShardReadings(Random(1)), 0.0, []
     for place in range(40):
@@ -106,7 +103,6 @@ def test_readings_that_no_rows_wait_for_are_few_and_those_that_some_wait_for_two
     assert now + 15.0 <= again <= now + 60.0, "a denied list is read again, and not again and again"
 
 
-@pytest.mark.law("RetryPolicy")
 def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
     """After a start with many of them a split is followed as soon as ever."""
     readings, now = ShardReadings(Random(1)), 0.0
@@ -119,7 +115,6 @@ def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
     assert readings.next_time(wanted=True, awaited=False) <= now + 8.0
 
 
-@pytest.mark.law("RetryPolicy")
 def test_readings_that_nobody_asked_for_are_about_a_minute_apart_and_spread() -> None:
     random = Random(1)
     times = [about(60.0, random) for _ in range(1_000)]
@@ -127,7 +122,6 @@ def test_readings_that_nobody_asked_for_are_about_a_minute_apart_and_spread() ->
     assert 73.0 < max(times) <= 75.0
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_summary_that_cannot_be_read_is_read_again_later_each_time() -> None:
     readings = SummaryReadings(Least())
     for _ in range(2):
@@ -137,7 +131,6 @@ def test_a_summary_that_cannot_be_read_is_read_again_later_each_time() -> None:
     assert [readings.failed() for _ in range(5)] == [15.0, 60.0, 1_800.0, 7_200.0, 7_200.0]
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_summary_is_read_after_an_hour_and_then_ever_more_rarely() -> None:
     readings = SummaryReadings(Least())
     for _ in range(2):
@@ -147,7 +140,6 @@ def test_a_summary_is_read_after_an_hour_and_then_ever_more_rarely() -> None:
     assert readings.succeeded(refuses=True) == 450.0, "an operator may change why callers are refused"
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_summary_is_read_at_once_where_a_map_waits_for_it_and_else_spread_over_a_fleet() -> None:
     fleet = [SummaryReadings(Random(seed)) for seed in range(300)]
     assert {node.first_seconds(aggregates=True) for node in fleet} == {0.0}
@@ -156,7 +148,6 @@ def test_a_summary_is_read_at_once_where_a_map_waits_for_it_and_else_spread_over
     assert SUMMARY_SPREAD_SECONDS - 0.5 < times[-1] <= SUMMARY_SPREAD_SECONDS
 
 
-@pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize("aggregates", [False, True])
 @pytest.mark.parametrize("answers", ["told", "denied"])
 def test_a_large_fleet_soon_leaves_calls_about_summaries_to_others(answers: str, aggregates: bool) -> None:

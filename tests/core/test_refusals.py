@@ -17,6 +17,8 @@ from tests.core.refusals import GRACE_SECONDS, WAYS, serve
 from tests.core.rows import even_map
 from tests.core.stories import BAD_HASH_KEY, BAD_KEY, BARE, INVALID, ODD, Desk, Sent, ends_of, on_the_wire
 
+pytestmark = pytest.mark.law("Judgement")
+
 
 def judged_in(frame: Frame) -> set[int]:
     return {row for row, why in on_the_wire(frame.result()).failed_rows() if why.judged}
@@ -35,7 +37,6 @@ def refuses_bad_with(failed: RequestFailed) -> Callable[[Sent], RequestFailed | 
 
 
 @pytest.mark.promise("message-judges-record")
-@pytest.mark.law("Judgement")
 @pytest.mark.parametrize(("aggregate", "per_key"), WAYS)
 @pytest.mark.parametrize("failed", [INVALID, ODD, BARE])
 def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
@@ -52,7 +53,6 @@ def test_a_caller_s_refused_rows_do_not_hold_or_end_another_s(
 
 
 @pytest.mark.promise("message-judges-record")
-@pytest.mark.law("Judgement")
 @pytest.mark.parametrize("per_key", [False, True])
 def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -> None:
     """Kinesis names the first of them, so that it is tried by itself next: two requests find a bad row."""
@@ -66,7 +66,6 @@ def test_however_many_rows_are_judged_the_stream_is_not_refused(per_key: bool) -
 
 
 @pytest.mark.promise("rows-given-back-failure")
-@pytest.mark.law("Judgement")
 @pytest.mark.parametrize("takes_good", [False, True])
 def test_a_judged_row_fails_no_later_one_of_a_session_that_wants_its_good_ones(takes_good: bool) -> None:
     desk = Desk(per_key=True)
@@ -152,7 +151,6 @@ def test_the_row_for_which_kinesis_fails_holds_no_other_session_in_order() -> No
     assert desk.pipeline.census()["held back"] == 1
 
 
-@pytest.mark.law("Judgement")
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("failed", [ODD, BARE])
 def test_rows_that_pass_do_not_wait_for_another_caller_s_refused_ones(failed: RequestFailed, per_key: bool) -> None:

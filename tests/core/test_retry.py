@@ -15,6 +15,8 @@ from producerd.core.sending.health import HealthState, StreamHealth
 from producerd.errors import Code
 from producerd.testing.rules import ENTRY_FAILURES, REQUEST_FAILURES
 
+pytestmark = pytest.mark.law("RetryPolicy")
+
 H = HealthState
 
 PUT_RECORDS = {
@@ -64,19 +66,16 @@ COMMON = {
 }
 
 
-@pytest.mark.law("RetryPolicy")
 def test_every_code_of_the_service_s_model_for_put_records_has_its_decision_here() -> None:
     model = Loader().load_service_model("kinesis", "service-2")
     assert {error["shape"] for error in model["operations"]["PutRecords"]["errors"]} == set(PUT_RECORDS)
 
 
-@pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize(("code", "decision"), [*PUT_RECORDS.items(), *COMMON.items()])
 def test_a_code_s_decision(code: str, decision: tuple[Kind, str]) -> None:
     assert meaning_of(code)[:2] == decision
 
 
-@pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize(
     ("status", "code", "is_certain"),
     [
@@ -92,13 +91,11 @@ def test_only_kinesis_s_own_refusal_proves_that_nothing_was_stored(status: int, 
     assert refuses(status, code) is is_certain
 
 
-@pytest.mark.law("RetryPolicy")
 def test_the_fake_s_own_failures_are_decided_too() -> None:
     for code, _ in (*ENTRY_FAILURES.values(), *REQUEST_FAILURES.values()):
         assert meaning_of(code)[:2] == {**PUT_RECORDS, **COMMON}[code]
 
 
-@pytest.mark.law("RetryPolicy")
 def test_no_delay_is_so_short_that_it_makes_a_hot_loop_or_so_long_that_rows_are_forgotten() -> None:
     policy = RetryPolicy(Random(1))
     for attempts in (0, 1, 5, 16, 17, 1_000, 10**9):
@@ -122,7 +119,6 @@ def grown_window() -> InFlightWindow:
 
 
 @pytest.mark.promise("window-starts-small")
-@pytest.mark.law("RetryPolicy")
 def test_the_window_starts_small_and_does_not_grow_while_answers_are_late() -> None:
     """24 requests of 1 MiB over a slow uplink would all time out."""
     window = InFlightWindow(24, 24 << 20, 1 << 20)
@@ -137,7 +133,6 @@ def test_the_window_starts_small_and_does_not_grow_while_answers_are_late() -> N
 
 
 @pytest.mark.promise("request-given-up-resets")
-@pytest.mark.law("RetryPolicy")
 def test_a_request_s_time_out_grows_with_its_size_and_with_each_time_out_before_it() -> None:
     policy = RetryPolicy(Random(1), 6.0)
     assert policy.timeout(0, 0) == 6.0
@@ -149,7 +144,6 @@ def test_a_request_s_time_out_grows_with_its_size_and_with_each_time_out_before_
     assert policy.timeout(1 << 20, 0) == 6.0
 
 
-@pytest.mark.law("RetryPolicy")
 def test_the_window_is_halved_by_a_time_out_and_grows_by_one_per_window_of_successes() -> None:
     window = grown_window()
     window.timed_out()
@@ -163,7 +157,6 @@ def test_the_window_is_halved_by_a_time_out_and_grows_by_one_per_window_of_succe
     assert window.size == 24, "never over the most"
 
 
-@pytest.mark.law("RetryPolicy")
 def test_other_limits_of_the_window_hold_at_once_and_leave_what_time_outs_have_taught() -> None:
     window = grown_window()
     window.set_limits(10, 5 << 20, 1 << 20)
@@ -180,7 +173,6 @@ def test_other_limits_of_the_window_hold_at_once_and_leave_what_time_outs_have_t
     assert window.size in (20, 21), "one a window"
 
 
-@pytest.mark.law("RetryPolicy")
 def test_the_window_never_falls_below_one_request() -> None:
     window = InFlightWindow(24, 24 << 20, 1 << 20)
     for _ in range(50):
@@ -196,7 +188,6 @@ def test_the_window_never_falls_below_one_request() -> None:
     assert window.size == 2, "from one it grows by one with each window of answers, also after a third of the time-out"
 
 
-@pytest.mark.law("RetryPolicy")
 def test_the_window_allows_full_requests_or_its_share_of_the_bytes_if_that_is_more() -> None:
     window = InFlightWindow(10, 10_000, 500)
     assert (window.size, window.bytes) == (4, 4_000)
@@ -206,7 +197,6 @@ def test_the_window_allows_full_requests_or_its_share_of_the_bytes_if_that_is_mo
     assert window.bytes == 10_000
 
 
-@pytest.mark.law("RetryPolicy")
 @pytest.mark.parametrize("failures", [1, 6])
 def test_after_a_hold_the_window_doubles_until_half_of_where_it_was(failures: int) -> None:
     """However many of its single requests failed meanwhile."""
@@ -296,7 +286,6 @@ def test_rows_that_fail_in_a_broken_stream_do_not_put_its_next_probe_off() -> No
     assert stream.admits(60.0 + 1.2 * StreamHealth.PROBE_SECONDS)
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_broken_stream_lets_one_in_every_few_seconds() -> None:
     stream = health()
     stream.looks_permanent("KMS", "no", 0.0)

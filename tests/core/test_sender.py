@@ -27,6 +27,8 @@ from tests.core.refusals import serve
 from tests.core.rows import even_map
 from tests.core.stories import BARE, INVALID, LOST, ODD, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
 
+pytestmark = pytest.mark.law("Row", "Lane", "RetryPolicy")
+
 GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
 SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
 BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
@@ -73,7 +75,6 @@ def staged(stage: str) -> tuple[Desk, Frame]:
     return desk, frame
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize("stage", STAGES)
 def test_rows_expire_wherever_they_wait_and_not_before(stage: str) -> None:
     desk, frame = staged(stage)
@@ -96,7 +97,6 @@ def test_rows_expire_wherever_they_wait_and_not_before(stage: str) -> None:
     assert desk.pipeline.next_time() is None
 
 
-@pytest.mark.law("Row")
 def test_rows_that_expire_while_they_are_sorted_are_not_sent() -> None:
     desk = Desk(record_ttl_seconds=TTL)
     frame = desk.submit(5)
@@ -110,7 +110,6 @@ def test_rows_that_expire_while_they_are_sorted_are_not_sent() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 @pytest.mark.parametrize(
     ("failure", "ends"),
     [
@@ -135,7 +134,6 @@ def test_rows_that_expire_on_their_way_end_when_their_request_does(
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_a_row_that_an_earlier_request_may_have_stored_expires_as_unknown_and_its_mates_do_not() -> None:
     desk = Desk(record_ttl_seconds=TTL, request_max_records=3)
     frame = desk.queue(5)
@@ -150,7 +148,6 @@ def test_a_row_that_an_earlier_request_may_have_stored_expires_as_unknown_and_it
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -> None:
     desk = Desk(record_ttl_seconds=TTL)
     old = desk.submit(5)
@@ -166,7 +163,6 @@ def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -
 
 
 @pytest.mark.promise("ttl-nothing-dropped")
-@pytest.mark.law("Row")
 def test_without_a_ttl_nothing_is_dropped_however_long_it_takes() -> None:
     desk = Desk()
     frame = desk.queue(5)
@@ -183,7 +179,6 @@ def test_without_a_ttl_nothing_is_dropped_however_long_it_takes() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_rows_without_a_caller_expire_too_and_nobody_is_told() -> None:
     desk = Desk(record_ttl_seconds=TTL)
     frame = desk.queue(5)
@@ -426,7 +421,6 @@ def two_lanes(rows: int = 400, **rules: Any) -> Desk:
     return desk
 
 
-@pytest.mark.law("Lane")
 def test_somebody_looks_when_a_request_has_been_out_for_long() -> None:
     """Not its answer decides, which may come a minute later: the lanes' other rows would wait with it."""
     desk = two_lanes(10)
@@ -439,7 +433,6 @@ def test_somebody_looks_when_a_request_has_been_out_for_long() -> None:
     assert desk.is_empty()
 
 
-@pytest.mark.law("Lane")
 def test_a_slow_lane_has_more_on_its_way_and_each_request_waits_to_be_full() -> None:
     """Else a shard that answers late would not get its rows: 4 requests in 6 s."""
     desk = Desk(request_max_records=20)
@@ -457,7 +450,6 @@ def test_a_slow_lane_has_more_on_its_way_and_each_request_waits_to_be_full() -> 
     assert MAX_REQUESTS_PER_LANE < MAX_REQUESTS_PER_LANE + sent == MAX_REQUESTS_OF_SLOW_LANE
 
 
-@pytest.mark.law("Lane")
 def test_slow_lanes_leave_the_others_a_part_of_the_window() -> None:
     most = 8
     desk = Desk(even_map(8), request_max_records=5, max_in_flight_requests=most)
@@ -483,7 +475,6 @@ def test_slow_lanes_leave_the_others_a_part_of_the_window() -> None:
     assert most * SLOW_SHARE == 4
 
 
-@pytest.mark.law("RetryPolicy")
 def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() -> None:
     """Others were answered meanwhile: it is not the way there."""
     desk = Desk(even_map(2), request_max_records=5)
@@ -506,7 +497,6 @@ def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() ->
     assert desk.holds_until <= desk.now
 
 
-@pytest.mark.law("RetryPolicy")
 def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_window() -> None:
     desk = Desk(even_map(8), request_max_records=5)
     desk.queue([(b"key %d" % i, b"d", None) for i in range(200)])
@@ -522,7 +512,6 @@ def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_windo
 # ---- when to look again
 
 
-@pytest.mark.law("RetryPolicy")
 def test_while_the_stream_holds_a_lane_whose_time_has_come_hides_nothing() -> None:
     """Nothing is in flight then, and no answer would bring anybody to look."""
     desk = Desk(even_map(8), request_max_records=5)
@@ -544,7 +533,6 @@ def test_while_the_stream_holds_a_lane_whose_time_has_come_hides_nothing() -> No
     assert not desk.pipeline.queued_records
 
 
-@pytest.mark.law("RetryPolicy")
 def test_while_the_stream_holds_its_end_is_named_and_not_a_lane_s_time_before_it() -> None:
     desk = Desk()
     desk.put(5).answer([SLOW_DOWN] * 5)
@@ -560,7 +548,6 @@ def test_while_the_stream_holds_its_end_is_named_and_not_a_lane_s_time_before_it
     assert desk.is_empty()
 
 
-@pytest.mark.law("Row")
 def test_a_full_window_hides_no_expiry_and_no_batch_that_lingers() -> None:
     """The pipeline must not wait for a time that has passed."""
     desk = Desk(

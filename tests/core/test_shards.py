@@ -25,6 +25,8 @@ from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
 
+pytestmark = pytest.mark.law("ShardMap")
+
 U64 = npt.NDArray[np.uint64]
 EDGES_64 = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -56,7 +58,6 @@ def owner(shard_map: ShardMap, number: int) -> int:
     return found
 
 
-@pytest.mark.law("ShardMap")
 @settings(max_examples=80)
 @given(STARTS, st.lists(HASH_KEY))
 def test_locate_agrees_with_big_integers_for_uneven_maps(starts: list[int], others: list[int]) -> None:
@@ -69,7 +70,6 @@ def test_locate_agrees_with_big_integers_for_uneven_maps(starts: list[int], othe
     assert [shard_map.locate_one(number) for number in numbers] == expected
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("shards", [1, 2, 3, 5, 7, 64, 1_000])
 def test_even_maps_as_the_service_makes_them_are_located_exactly_at_every_edge(shards: int) -> None:
     starts = [i * 2**128 // shards for i in range(shards)]
@@ -79,7 +79,6 @@ def test_even_maps_as_the_service_makes_them_are_located_exactly_at_every_edge(s
     assert locate(shard_map, numbers) == expected
 
 
-@pytest.mark.law("ShardMap")
 @given(STARTS, st.randoms(use_true_random=True), st.sampled_from(["gone", "twice", "shorter", "longer"]))
 def test_a_map_covers_every_hash_key_once_or_it_is_refused(starts: list[int], random: Random, damage: str) -> None:
     shards = list(map_of(starts).shards)
@@ -96,7 +95,6 @@ def test_a_map_covers_every_hash_key_once_or_it_is_refused(starts: list[int], ra
         ShardMap(shards)
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize(
     "shards",
     [[], [Shard("a", 1, MAX_HASH_KEY)], [Shard("a", 0, -1), Shard("b", 0, MAX_HASH_KEY)]],
@@ -152,7 +150,6 @@ def test_maps_are_values_and_know_their_shards_by_id() -> None:
     assert len(shard_map) == 2
 
 
-@pytest.mark.law("ShardMap")
 def test_a_listing_of_several_pages_gives_the_open_shards() -> None:
     import orjson
 
@@ -270,7 +267,6 @@ def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[Know
     assert known.get("low") is None
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("in_flight", [[], ["first"], ["first", "second"]])
 def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answered(in_flight: list[str]) -> None:
     known = known_from(map_of([0]))
@@ -284,7 +280,6 @@ def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answe
     assert known.get("shard-0") is None
 
 
-@pytest.mark.law("ShardMap")
 def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_their_time() -> None:
     """A request from before the first split may be answered by the parent or by a child that is closed, too."""
     known = known_from(map_of([0]))
@@ -298,7 +293,6 @@ def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_thei
     assert (known.get("shard-0"), known.get("low")) == (None, None)
 
 
-@pytest.mark.law("ShardMap")
 def test_a_map_that_contradicts_is_of_another_stream_and_nothing_of_the_first_is_kept() -> None:
     known = known_from(halves("shard-0", "shard-1"))
     known.learn(map_of([0, 7]), 1.0, asked_at=1.0, in_flight=["old"])
@@ -324,7 +318,6 @@ def test_maps_contradict_only_if_an_id_means_another_range() -> None:
     assert one.contradicts(ShardMap([Shard("low", 0, 5), Shard("x", 6, MAX_HASH_KEY)]))
 
 
-@pytest.mark.law("ShardMap")
 def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence() -> None:
     """A stream cannot be deleted and made again in so little time."""
     known = known_from(halves(), now=100.0)
@@ -340,7 +333,6 @@ def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence()
     assert not doubted_at(199.0)
 
 
-@pytest.mark.law("ShardMap")
 def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_back() -> None:
     known = known_from(halves(), now=100.0)
     known.stored(110.0, 110.0)
@@ -349,7 +341,6 @@ def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_
     assert not known.doubted
 
 
-@pytest.mark.law("ShardMap")
 def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> None:
     """A daemon that may not list shards would wait forever.
 
@@ -381,7 +372,6 @@ def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> 
     assert not doubted_after(denied, 191.0), "the newer map was not refuted"
 
 
-@pytest.mark.law("ShardMap")
 def test_a_failure_of_the_stream_itself_says_nothing_of_its_list() -> None:
     known = known_from(halves())
     known.refute()
@@ -426,7 +416,6 @@ def test_a_doubted_map_is_blind_only_if_its_last_reading_failed_for_now() -> Non
     assert blind == [False, False, False, True, False]
 
 
-@pytest.mark.law("ShardMap")
 def test_a_denied_reading_of_a_map_that_is_not_in_doubt_does_not_shorten_the_silence() -> None:
     known = known_from(halves(), now=0.0)
     known.not_read("AccessDeniedException", "", 15.0, wait_seconds=10.0)

@@ -12,6 +12,8 @@ from producerd.core.turn import settle, take
 from producerd.wire.columns import Layout
 from tests.core.stories import Desk
 
+pytestmark = pytest.mark.law("Dispatcher", "AdmissionGate")
+
 
 class Caller:
     """A session that takes every grant."""
@@ -45,7 +47,6 @@ def full(desk: Desk) -> tuple[AdmissionGate, Caller, Frame]:
     return gate, caller, frame
 
 
-@pytest.mark.law("Dispatcher")
 def test_a_request_is_taken_before_a_job() -> None:
     desk = Desk()
     desk.queue(3)
@@ -56,7 +57,6 @@ def test_a_request_is_taken_before_a_job() -> None:
     assert take(desk.pipeline, desk.now) is None
 
 
-@pytest.mark.law("AdmissionGate")
 def test_rows_do_not_linger_while_a_caller_waits_for_room() -> None:
     desk = Desk(limit_records=40, linger_seconds=60.0)
     gate, _, _ = full(desk)
@@ -65,7 +65,6 @@ def test_rows_do_not_linger_while_a_caller_waits_for_room() -> None:
     assert isinstance(take(desk.pipeline, desk.now), SortJob)
 
 
-@pytest.mark.law("AdmissionGate")
 @pytest.mark.parametrize("is_full", [False, True])
 def test_rows_of_a_session_do_not_linger_while_its_window_is_full(is_full: bool) -> None:
     desk, caller = Desk(linger_seconds=60.0), Caller()
@@ -77,7 +76,6 @@ def test_rows_of_a_session_do_not_linger_while_its_window_is_full(is_full: bool)
     assert (take(desk.pipeline, desk.now) is not None) is is_full
 
 
-@pytest.mark.law("AdmissionGate")
 def test_the_room_of_an_acknowledged_frame_goes_to_the_caller_that_waits_in_the_same_turn() -> None:
     desk = Desk(limit_records=40)
     gate, caller, frame = full(desk)

@@ -27,6 +27,8 @@ from tests.core.given import HIGH, LOW, aggregate_of, body_of
 from tests.core.rows import Row, even_map, rows_of, sorted_of
 from tests.simulation.setting import ADDRESS, make_rules
 
+pytestmark = pytest.mark.law("ShardMap")
+
 THROTTLED = ("ProvisionedThroughputExceededException", "m")
 BROKEN = ("InternalFailure", "m")
 HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
@@ -115,7 +117,6 @@ def test_a_row_that_was_an_aggregate_is_delivered_if_all_of_its_parts_are(
     assert not verdicts.elsewhere.any(), "only its first record decides its lane"
 
 
-@pytest.mark.law("ShardMap")
 def test_in_doubt_no_part_is_believed() -> None:
     known = known_from(even_map(2))
     known.refute()
@@ -123,7 +124,6 @@ def test_in_doubt_no_part_is_believed() -> None:
     assert judge(request, answer("shard-0", "shard-1"), known).classes.tolist() == [UNSURE] * 2
 
 
-@pytest.mark.law("ShardMap")
 @pytest.mark.parametrize("shard_id", ["low", "high"])
 def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
     request = request_of_aggregates([TWO_AND_ONE], even_map(1))
@@ -131,7 +131,6 @@ def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
     assert judge(request, answer(shard_id), known_from(HALVES)).classes.tolist() == [STRAYED]
 
 
-@pytest.mark.law("ShardMap")
 def test_a_part_may_stray_into_the_shard_of_the_rows_first_record() -> None:
     request = request_of_aggregates([[*TWO_AND_ONE, InnerRecord(b"d", HIGH, b"4")]], even_map(2))
     verdicts = judge(request, answer("shard-0", "shard-0"), known_from(even_map(2)))
@@ -183,7 +182,6 @@ EDGES = st.sampled_from([0, 1, 2**127 - 1, 2**127, MAX_HASH_KEY])
 HASH_KEYS = st.lists(st.one_of(EDGES, st.integers(0, MAX_HASH_KEY)), min_size=1, max_size=20)
 
 
-@pytest.mark.law("ShardMap")
 @settings(max_examples=150)
 @given(
     frames=st.lists(HASH_KEYS, min_size=1, max_size=2),

@@ -17,6 +17,8 @@ from producerd.wire.columns import FLAG_HASH_KEYS, PREFIX, Layout, lay_out, pars
 from producerd.wire.frames import body_header
 from tests.wire.strategies import DAMAGES, ROWS, DrawnRow, columns_of, damaged
 
+pytestmark = pytest.mark.law("wire")
+
 GOLDEN = (
     "0906000056000000050000000000000003000000050000000400000004000000000000000100000001000000050000000000000004000000"
     "040000000400000000000000000000000100000004000000036b6b6579336461746130333430"
@@ -32,7 +34,6 @@ def values_of(offsets: memoryview, column: memoryview) -> list[bytes]:
     return [bytes(column[a - at[0] : b - at[0]]) for a, b in pairwise(at)]
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=80)
 @given(rows=ROWS, hashed=st.booleans())
 def test_rows_are_the_same_after_their_body_was_read(rows: list[DrawnRow], hashed: bool) -> None:
@@ -51,7 +52,6 @@ def test_rows_are_the_same_after_their_body_was_read(rows: list[DrawnRow], hashe
     assert body.layout.body_bytes < body.layout.charge_bytes, "the charge always covers the body"
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=60)
 @given(rows=ROWS, hashed=st.booleans(), picks=st.lists(st.integers(0, 29), min_size=1, max_size=30, unique=True))
 def test_some_rows_of_a_frame_are_laid_out_as_they_were(rows: list[DrawnRow], hashed: bool, picks: list[int]) -> None:
@@ -61,13 +61,11 @@ def test_some_rows_of_a_frame_are_laid_out_as_they_were(rows: list[DrawnRow], ha
     assert [bytes(part) for part in taken.parts] == [bytes(part) for part in expected.parts]
 
 
-@pytest.mark.law("wire")
 def test_the_bytes_of_a_body_never_change() -> None:
     laid_out = lay_out([b"k", None, b"key3"], [b"data", b"", None], [None, b"0", b"340"])
     assert (body_header(laid_out.layout) + payload_of(laid_out, 5)).hex() == GOLDEN
 
 
-@pytest.mark.law("wire")
 def test_a_body_is_views_into_its_payload_and_never_a_copy() -> None:
     laid_out = lay_out([b"k"] * 10, [b"d" * 10_000] * 10, [b"1"] * 10)
     payload = bytearray(payload_of(laid_out))
@@ -76,7 +74,6 @@ def test_a_body_is_views_into_its_payload_and_never_a_copy() -> None:
     assert body.data[-1] == ord("X")
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("flags", range(8))
 def test_every_other_length_is_a_protocol_error(flags: int) -> None:
     layout = Layout(9, 20, 30, 4 if flags & FLAG_HASH_KEYS else 0, flags)
@@ -90,7 +87,6 @@ def test_every_other_length_is_a_protocol_error(flags: int) -> None:
         parse_body(whole + b"\0", flags)
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=200)
 @given(damages=DAMAGES, flags=st.sampled_from([6, 6, 6, 0, 2, 4, 7, 255]))
 def test_a_damaged_body_gives_a_body_or_a_protocol_error(damages: list[tuple[str, int, bytes]], flags: int) -> None:
@@ -99,7 +95,6 @@ def test_a_damaged_body_gives_a_body_or_a_protocol_error(damages: list[tuple[str
         parse_body(damaged(whole, damages), flags)
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("field", range(4))
 def test_a_huge_length_field_allocates_nothing(field: int) -> None:
     lengths = [3, 8, 4, 0]
@@ -115,7 +110,6 @@ def test_a_huge_length_field_allocates_nothing(field: int) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -139,7 +133,6 @@ def test_the_charge_is_the_page_s() -> None:
     assert Layout(3, 10, 20, 5, FLAG_HASH_KEYS).charge_bytes == 10 + 20 + 5 + 3 * 32 + 1_024
 
 
-@pytest.mark.law("wire")
 def test_offsets_that_do_not_begin_at_0_count_from_their_first() -> None:
     """Arrow hands over a slice of a column with the offsets of the whole."""
     whole = lay_out([b"a", b"bb", b"ccc"], [b"1", b"22", b"333"])
@@ -156,7 +149,6 @@ def test_a_column_may_have_2_gib_and_no_byte_more() -> None:
         Layout(1, 0, columns.MAX_COLUMN_BYTES + 1).check()
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize(
     ("payload", "says"),
     [

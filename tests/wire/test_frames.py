@@ -18,6 +18,8 @@ from tests.wire import golden
 from tests.wire.messages import MESSAGES, PROTOCOL, bits
 from tests.wire.strategies import DAMAGES, damaged
 
+pytestmark = pytest.mark.law("wire")
+
 GOLDEN = {
     "Hello": (
         "0100000088000000010003000101010010000000737061726b5f636c69656e7420312e300200050000006170702d31030005"
@@ -88,19 +90,16 @@ def ids(message: Message) -> str:
     return type(message).__name__
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_a_message_is_the_same_after_its_bytes_were_read(message: Message) -> None:
     assert read(frames.encode(message)) == message
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_the_bytes_of_version_1_never_change(message: Message) -> None:
     assert frames.encode(message).hex() == GOLDEN[type(message).__name__]
 
 
-@pytest.mark.law("wire")
 def test_every_message_type_has_its_example_here() -> None:
     shown = {frames.number_of(message) for message in MESSAGES}
     assert shown == set(MessageType) - {MessageType.BODY}
@@ -109,7 +108,6 @@ def test_every_message_type_has_its_example_here() -> None:
         assert all(getattr(message, name) != default for name, default in defaults.items()), ids(message)
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_optional_fields_at_their_defaults_take_no_bytes_and_are_read_as_such(message: Message) -> None:
     bare = golden.bare(message)
@@ -117,7 +115,6 @@ def test_optional_fields_at_their_defaults_take_no_bytes_and_are_read_as_such(me
     assert len(frames.encode(bare)) <= len(frames.encode(message))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_every_truncation_is_a_protocol_error_or_a_shorter_message(message: Message) -> None:
     whole = frames.encode(message)
@@ -129,7 +126,6 @@ def test_every_truncation_is_a_protocol_error_or_a_shorter_message(message: Mess
         message_or_protocol_error(with_payload(whole[0], whole[HEADER.size : size], whole[1]))
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=250)
 @given(message=st.sampled_from(MESSAGES), damages=DAMAGES, sized=st.sampled_from([True, True, True, False]))
 def test_any_damage_gives_a_message_or_a_protocol_error(
@@ -141,14 +137,12 @@ def test_any_damage_gives_a_message_or_a_protocol_error(
     message_or_protocol_error(bytes(data))
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=150)
 @given(type_=st.sampled_from(MessageType) | st.integers(0, 255), payload=st.binary(max_size=80))
 def test_any_payload_gives_a_message_or_a_protocol_error(type_: int, payload: bytes) -> None:
     message_or_protocol_error(with_payload(type_, payload))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("type_", [type_ for type_ in MessageType if type_ is not MessageType.BODY])
 def test_a_payload_over_its_bound_is_refused_by_its_header_alone(type_: MessageType) -> None:
     large = type_ in (MessageType.ACK, MessageType.FIGURES)
@@ -159,14 +153,12 @@ def test_a_payload_over_its_bound_is_refused_by_its_header_alone(type_: MessageT
             frames.parse_header(HEADER.pack(type_, 0, 0, size))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("number", [0, 17, 255])
 def test_an_unknown_type_is_a_protocol_error(number: int) -> None:
     with pytest.raises(ProtocolError, match=f"type {number}"):
         frames.parse_header(HEADER.pack(number, 0, 0, 0))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("type_", list(MessageType))
 def test_unknown_flags_and_reserved_bytes_are_protocol_errors(type_: MessageType) -> None:
     with pytest.raises(ProtocolError, match="reserved"):
@@ -190,7 +182,6 @@ def test_a_body_is_no_message_of_this_table() -> None:
         frames.decode(frames.Header(MessageType.BODY, 0, 0), b"")
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_unknown_optional_tags_are_skipped_by_their_length(message: Message) -> None:
     whole = frames.encode(message)
@@ -199,7 +190,6 @@ def test_unknown_optional_tags_are_skipped_by_their_length(message: Message) -> 
     assert read(with_payload(whole[0], payload, whole[1])) == message
 
 
-@pytest.mark.law("wire")
 def test_optional_fields_are_read_in_any_order_and_at_most_once() -> None:
     required = frames.encode(frames.Refused(1, 2, "C", "m"))[HEADER.size :]
     records = struct.pack("<HII", 2, 4, 12)
@@ -209,7 +199,6 @@ def test_optional_fields_are_read_in_any_order_and_at_most_once() -> None:
         read(with_payload(7, required + records + records))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize(
     ("tag", "size", "value"),
     [(1, 7, b"1234567"), (1, 9, b"123456789"), (1, 2**32 - 1, b""), (1, 8, b"1234567"), (99, 2**32 - 1, b"x")],
@@ -220,7 +209,6 @@ def test_an_optional_field_of_the_wrong_size_is_a_protocol_error(tag: int, size:
         read(with_payload(4, required + struct.pack("<HI", tag, size) + value))
 
 
-@pytest.mark.law("wire")
 def test_a_huge_length_field_allocates_nothing() -> None:
     huge = struct.pack("<I", 2**32 - 1)
     cases = [
@@ -241,7 +229,6 @@ def test_a_huge_length_field_allocates_nothing() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.law("wire")
 def test_a_text_is_cut_where_it_is_written_and_never_in_mid_character() -> None:
     written = read(frames.encode(frames.Close("C", "é" * 2_000)))
     assert isinstance(written, frames.Close)
@@ -253,7 +240,6 @@ def test_a_text_is_cut_where_it_is_written_and_never_in_mid_character() -> None:
     assert lone == frames.Close("C", "lone ? half")
 
 
-@pytest.mark.law("wire")
 def test_a_text_over_2048_bytes_is_a_protocol_error() -> None:
     for size in (2_048, 2_049):
         payload = struct.pack("<I", 1) + b"C" + struct.pack("<I", size) + b"x" * size
@@ -264,13 +250,11 @@ def test_a_text_over_2048_bytes_is_a_protocol_error() -> None:
                 read(with_payload(15, payload))
 
 
-@pytest.mark.law("wire")
 def test_text_that_is_not_utf8_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="UTF-8"):
         read(with_payload(3, struct.pack("<II", 1, 2) + b"\xc3\x28"))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize(
     "message",
     [
@@ -294,7 +278,6 @@ ONE_OF_TWO = frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(LINE,))
 TWO_LINES = replace(ONE_OF_TWO, codes=(LINE, OTHER))
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize(
     "ack",
     [
@@ -329,7 +312,6 @@ def test_an_ack_that_contradicts_itself_is_a_protocol_error(ack: frames.Ack) -> 
         read(frames.encode(ack))
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=100)
 @given(
     lines=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=12),
@@ -361,7 +343,6 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code(
 # ---- docs/build/protocol.md says the same as the tables
 
 
-@pytest.mark.law("wire")
 def test_the_page_names_the_bounds_that_the_code_keeps() -> None:
     page = " ".join(PROTOCOL.read_text("utf-8").split())
     assert "Texts are at most 2,048 bytes" in page
@@ -377,7 +358,6 @@ def test_the_page_names_the_bounds_that_the_code_keeps() -> None:
     assert (columns.FLAG_RESENT, columns.FLAG_HASH_KEYS, columns.FLAG_VALIDITY) == (1, 2, 4)
 
 
-@pytest.mark.law("wire")
 def test_the_largest_acknowledgement_fits_its_bound() -> None:
     """The most rows of a 1 MiB frame, each with another full line of the code table."""
     records = (1 << 20) // columns.RECORD_CHARGE_BYTES

@@ -16,6 +16,8 @@ from producerd.wire import frames
 from producerd.wire.frames import MessageType as M
 from producerd.wire.machine import SENDER, FrameState, Machine, SessionState, Side, frame_id_of
 
+pytestmark = pytest.mark.law("wire")
+
 F, S = FrameState, SessionState
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs/build/protocol.md"
 OF_A_FRAME = (M.RESERVE, M.GRANT, M.REFUSED, M.CANCEL, M.BODY, M.ACK)
@@ -60,7 +62,6 @@ def page_tables() -> dict[Side, set[tuple[str, str, str]]]:
     return found
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 def test_a_frame_takes_exactly_the_steps_of_the_page(side: Side) -> None:
     table = page_tables()[side]
@@ -85,7 +86,6 @@ def test_a_frame_takes_exactly_the_steps_of_the_page(side: Side) -> None:
     assert taken == table - {("IDLE", "CANCEL", "IDLE")}
 
 
-@pytest.mark.law("wire")
 def test_a_cancel_that_a_refusal_crossed_is_no_error_and_one_of_a_frame_that_never_was_is() -> None:
     machine = open_machine(Side.DAEMON)
     machine.received(M.RESERVE, 3)
@@ -96,7 +96,6 @@ def test_a_cancel_that_a_refusal_crossed_is_no_error_and_one_of_a_frame_that_nev
         machine.received(M.CANCEL, 4)
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("state", SessionState)
 def test_a_session_takes_exactly_what_its_state_allows(side: Side, state: SessionState) -> None:
@@ -121,7 +120,6 @@ def test_a_session_takes_exactly_what_its_state_allows(side: Side, state: Sessio
             assert machine.state is state
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("state", [S.CONNECTED, S.GREETED, S.CLOSED])
 def test_no_frame_is_named_in_a_session_that_is_not_open(side: Side, state: SessionState) -> None:
@@ -134,7 +132,6 @@ def test_no_frame_is_named_in_a_session_that_is_not_open(side: Side, state: Sess
         assert machine.outstanding == 0
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 def test_a_message_from_the_wrong_side_is_a_protocol_error(side: Side) -> None:
     for type_, sender in SENDER.items():
@@ -144,7 +141,6 @@ def test_a_message_from_the_wrong_side_is_a_protocol_error(side: Side) -> None:
     assert set(M) - set(SENDER) == {M.CLOSE}
 
 
-@pytest.mark.law("wire")
 def test_ids_rise_from_1_and_are_never_used_again() -> None:
     machine = open_machine(Side.DAEMON)
     machine.received(M.RESERVE, 5)
@@ -155,7 +151,6 @@ def test_ids_rise_from_1_and_are_never_used_again() -> None:
     machine.received(M.RESERVE, 6)
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("type_", [type_ for type_ in OF_A_FRAME if type_ is not M.REFUSED])
 def test_frame_0_is_no_frame(side: Side, type_: M) -> None:
@@ -167,7 +162,6 @@ def test_frame_0_is_no_frame(side: Side, type_: M) -> None:
     assert machine.outstanding == 0
 
 
-@pytest.mark.law("wire")
 def test_the_window_is_the_one_that_welcome_says() -> None:
     machine = open_machine(Side.CLIENT, window_frames=4)
     machine.set_window(1)
@@ -176,7 +170,6 @@ def test_the_window_is_the_one_that_welcome_says() -> None:
         tell(machine, Side.CLIENT, M.RESERVE, 2)
 
 
-@pytest.mark.law("wire")
 @pytest.mark.parametrize("side", Side)
 def test_the_window_bounds_the_frames_in_any_state_but_idle(side: Side) -> None:
     machine = open_machine(side, window_frames=3)
@@ -192,7 +185,6 @@ def test_the_window_bounds_the_frames_in_any_state_but_idle(side: Side) -> None:
     assert machine.outstanding == 3
 
 
-@pytest.mark.law("wire")
 def test_frame_id_of_reads_the_frame_that_a_message_names() -> None:
     assert frame_id_of(frames.Grant(7)) == 7
     assert frame_id_of(frames.Flush(7)) == 0
@@ -245,7 +237,6 @@ class Pair:
         assert daemon.outstanding <= self.window, "though the client frees its place later than the daemon"
 
 
-@pytest.mark.law("wire")
 @settings(max_examples=150)
 @given(window=st.integers(1, 4), choices=st.lists(st.integers(0, 59), min_size=20, max_size=60))
 def test_crossing_messages_never_make_the_two_sides_disagree(window: int, choices: list[int]) -> None:
