@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from producerd.core.encoding import columnar
 from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.encoding.formats import CBOR, JSON, Format
+from producerd.core.encoding.gather import INLINE_BYTES, Texts
 from producerd.core.encoding.row_columns import columns_of
 from producerd.core.kpl.aggregation import AGGREGATE_KEY, Aggregate
 from producerd.core.rows import intake
@@ -163,6 +164,11 @@ def test_a_request_may_be_full_in_the_middle_of_a_lane(full: str, cut_at: int) -
         rules = replace(rules, request_max_bytes=size - 1)
     assert by_columns(lanes, rules).ends.tolist() == whole.ends[:cut_at].tolist()
     assert by_columns(lanes, replace(rules, per_key=True)).ends.tolist() == [60]
+
+
+def test_short_texts_and_long_ones_do_not_mix() -> None:
+    with pytest.raises(ValueError, match="short texts and long ones"):
+        Texts([bytes(INLINE_BYTES), bytes(INLINE_BYTES + 1)].__getitem__, 2).table  # noqa: B018 - it is made on demand
 
 
 # ---- which of them writes
