@@ -11,7 +11,6 @@ from producerd.core.kpl.aggregation import Aggregate, InnerRecord
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import parse_answer
-from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.testing import FakeKinesis, FakeStream
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
@@ -19,7 +18,6 @@ from tests.core.stories import Desk, Sent
 from tests.simulation.setting import STREAM, make_body
 
 Users = list[InnerRecord]
-LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 
 
 def aggregate_of(users: Users) -> bytes:

@@ -56,6 +56,12 @@ INVALID = RequestFailed("InvalidArgumentException", BAD_HASH_KEY, maybe_stored=F
 ODD = RequestFailed(
     "ValidationException", "StreamARN and StreamName do not match", False, status=400, request_id="d3f1"
 )
+GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
+SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
+BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
+HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
+MERGED = ShardMap([Shard("merged", 0, MAX_HASH_KEY)])
 BARE = RequestFailed("413", "Request Entity Too Large", maybe_stored=True, status=413)
 LOST = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
 UNSENT = RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False)
@@ -187,6 +193,14 @@ class Desk:
         assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.in_flight_bytes) == (0, 0, 0)
         return True
 
+    def delivered(self, *frames: Frame, copies: int = 0) -> None:
+        """Each frame is stored whole, with this many possible duplicates, and nothing is left of it."""
+        results = [frame.result() for frame in frames]
+        assert [(result.stored, result.possible_duplicates) for result in results] == [
+            (result.records, copies) for result in results
+        ]
+        assert self.is_empty()
+
     # ---- the shards
 
     @property
@@ -287,9 +301,7 @@ class Sent:
         self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id} for lane in lanes])
 
     def throttle(self, entries: set[int]) -> None:
-        good = {"SequenceNumber": "1", "ShardId": "shard-0"}
-        bad = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
-        self.answer([bad if i in entries else good for i in range(len(self.entries))])
+        self.answer([SLOW_DOWN if i in entries else GOOD for i in range(len(self.entries))])
 
     def answer(self, results: list[dict[str, Any]]) -> None:
         body = json.dumps({"FailedRecordCount": 0, "Records": results}).encode()
@@ -319,7 +331,7 @@ def go_on(desk: Desk, under_way: list[Any]) -> int:
         elif work.encoded is None:
             Sent(desk, work).stored()
         else:
-            body = json.dumps({"Records": [{"SequenceNumber": "1", "ShardId": "shard-0"}] * work.encoded.entries})
+            body = json.dumps({"Records": [GOOD] * work.encoded.entries})
             desk.pipeline.complete(work, parse_answer(body.encode(), work.encoded.entries), desk.now)
     rows = 0
     for _ in range(100):

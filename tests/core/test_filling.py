@@ -9,9 +9,9 @@ import pytest
 from producerd.core.kpl.aggregation import InnerRecord
 from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code, Outcome
-from tests.core.given import LOW, Service, aggregate_of
+from tests.core.given import Service, aggregate_of
 from tests.core.rows import even_map
-from tests.core.stories import Desk, ends_of
+from tests.core.stories import LOW, Desk, ends_of
 
 LARGE = [(b"k", b"x" * 100_000, None)]
 

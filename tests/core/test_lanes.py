@@ -21,9 +21,9 @@ from producerd.core.rows.job import Job
 from producerd.core.rows.spans import RAW_FROM_STRAYS
 from producerd.core.rules import EntryRules
 from producerd.core.sending.requests import Request
-from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from tests.core.rows import Row, content, even_map, rows_of, sorted_of
+from tests.core.stories import HALVES, MERGED
 from tests.simulation.lane_machine import LaneMachine
 from tests.simulation.setting import make_rules
 
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.law("Lane", "Pacer", "ShardMap")
 
 ANY = 2**62
 MIB = 1 << 20
-HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
-MERGED = ShardMap([Shard("merged", 0, MAX_HASH_KEY)])
 
 
 class HandSetPacer(Pacer):

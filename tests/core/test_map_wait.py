@@ -16,9 +16,9 @@ from producerd.core.sending.health import HealthState
 from producerd.core.shards.map_wait import UNANSWERED, MapWait
 from producerd.errors import Code, Outcome
 from producerd.testing.streams import SHARD_RECORDS_PER_SECOND
-from tests.core.given import LOW, Service, aggregate_of
+from tests.core.given import Service, aggregate_of
 from tests.core.rows import even_map
-from tests.core.stories import INVALID, Desk, Sent, ends_of, spread
+from tests.core.stories import INVALID, LOW, Desk, Sent, ends_of, spread
 from tests.simulation.setting import make_rules
 
 pytestmark = pytest.mark.law("Lane")

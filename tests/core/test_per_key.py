@@ -18,24 +18,32 @@ from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
-from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import Fault
 from tests.core.rows import Row, even_map
-from tests.core.stories import INVALID, LOST, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of
+from tests.core.stories import (
+    BROKEN,
+    GOOD,
+    HALVES,
+    HIGH,
+    INVALID,
+    LOST,
+    LOW,
+    MERGED,
+    REFUSED,
+    SLOW_DOWN,
+    UNSENT,
+    Desk,
+    Sent,
+    ends_of,
+)
 from tests.simulation.rows import Row as SentRow
 from tests.simulation.setting import make_rules
 from tests.simulation.world import Simulation
 
 pytestmark = pytest.mark.law("Lane", "Row")
 
-GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
-SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
-BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
-HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
-MERGED = ShardMap([Shard("merged", 0, MAX_HASH_KEY)])
-LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 PREDECESSOR = (Outcome.NOT_STORED, Code.PREDECESSOR_FAILED, False)
 
 

@@ -22,8 +22,13 @@ from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.rows import even_map
 from tests.core.stories import (
+    BROKEN,
+    GOOD,
+    HALVES,
+    HIGH,
     INVALID,
     LOST,
+    LOW,
     REFUSED,
     UNSENT,
     Desk,
@@ -37,10 +42,6 @@ from tests.simulation.setting import ADDRESS, make_rules
 
 pytestmark = pytest.mark.law("Pipeline", "Lane", "RetryPolicy", "ShardMap", "Row", "Frame")
 
-GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
-BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
-LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
-HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
 
 # ---- from a frame to its acknowledgement
 

@@ -22,14 +22,12 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from producerd.testing import Fault, deaggregate
-from tests.core.given import HIGH, LOW, Service, Users, aggregate_of, body_of
+from tests.core.given import Service, Users, aggregate_of, body_of
 from tests.core.mutants import framed
 from tests.core.rows import even_map, sorted_of
-from tests.core.stories import INVALID, THROTTLED, Desk, Sent, ends_of, on_the_wire
+from tests.core.stories import HIGH, INVALID, LOW, SLOW_DOWN, Desk, Sent, ends_of, on_the_wire
 from tests.core.strategies import inner_records
 from tests.simulation.setting import ADDRESS, make_rules
-
-SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
 
 
 def stored_by(*shard_ids: str) -> list[dict[str, str]]:

@@ -25,18 +25,31 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
 from tests.core.refusals import serve
 from tests.core.rows import even_map
-from tests.core.stories import BARE, INVALID, LOST, ODD, REFUSED, THROTTLED, UNSENT, Desk, Sent, ends_of, go_on
+from tests.core.stories import (
+    BARE,
+    BROKEN,
+    GOOD,
+    HIGH,
+    INVALID,
+    LOST,
+    LOW,
+    ODD,
+    REFUSED,
+    SLOW_DOWN,
+    THROTTLED,
+    UNSENT,
+    Desk,
+    Sent,
+    ends_of,
+    go_on,
+)
 
 pytestmark = pytest.mark.law("Row", "Lane", "RetryPolicy")
 
-GOOD = {"SequenceNumber": "1", "ShardId": "shard-0"}
-SLOW_DOWN = {"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}
-BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
 TIMED_OUT = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
 SHARD_LIMIT = RequestFailed(THROTTLED, "slow down", maybe_stored=False)
 SERVICE_FAULT = RequestFailed("InternalFailure", "500", maybe_stored=True)
 OUR_OWN_FAULT = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
-LOW, HIGH = b"0", b"%d" % MAX_HASH_KEY
 TTL = 20.0
 
 

@@ -12,9 +12,7 @@ from producerd.core import stats
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.stats import Histogram
 from producerd.errors import Code
-from tests.core.stories import Desk
-
-BROKEN = {"ErrorCode": "InternalFailure", "ErrorMessage": "m"}
+from tests.core.stories import BROKEN, Desk
 
 
 def told(histogram: Histogram) -> tuple[int, float]:

@@ -23,15 +23,15 @@ from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, Verdicts, j
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import Shard, ShardMap
-from tests.core.given import HIGH, LOW, aggregate_of, body_of
+from tests.core.given import aggregate_of, body_of
 from tests.core.rows import Row, even_map, rows_of, sorted_of
+from tests.core.stories import HALVES, HIGH, LOW
 from tests.simulation.setting import ADDRESS, make_rules
 
 pytestmark = pytest.mark.law("ShardMap")
 
 THROTTLED = ("ProvisionedThroughputExceededException", "m")
 BROKEN = ("InternalFailure", "m")
-HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_KEY)])
 
 
 def known_from(shard_map: ShardMap) -> KnownShards:
