@@ -18,7 +18,7 @@ from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
 from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, ShardState, as_raw, overlap
 from producerd.core.lanes.pacing import Allowance, Pacer
 from producerd.core.rows.job import Job
-from producerd.core.rows.spans import RAW_FROM_STRAYS
+from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
 from producerd.core.rules import EntryRules
 from producerd.core.sending.requests import Request
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
@@ -146,7 +146,11 @@ def rows_in(request: Request) -> dict[str, int]:
 
 
 def data_of(pieces: list[Piece]) -> list[bytes]:
-    return [content(span, at)[1].strip() for _, span in pieces for at in range(span.first, span.last)]
+    return [content(span, at)[1].strip() for _, span in pieces for at in numbers(span)]
+
+
+def numbers(span: Span) -> range:
+    return range(span.first, span.last)
 
 
 @pytest.mark.promise("over-time-sent-rate")
@@ -214,14 +218,6 @@ def test_a_lane_that_holds_off_delays_no_other() -> None:
     assert line.shards(now=10.0) == [0]
 
 
-def test_rows_that_come_back_are_the_first_again() -> None:
-    line = Line(12, request_max_records=4)
-    first, second = line.take(), line.take()
-    line.lanes.put_back(second.pieces)
-    line.lanes.put_back(first.pieces)
-    assert [int(data) for _ in range(2) for data in data_of(line.take().pieces)] == [*range(8)]
-
-
 @pytest.mark.parametrize("per_key", [False, True])
 def test_rows_that_keep_failing_come_back_behind_the_others_unless_their_order_counts(per_key: bool) -> None:
     line = Line(6, per_key=per_key, request_max_records=3)
@@ -242,14 +238,6 @@ def test_a_large_row_that_what_is_in_flight_leaves_no_room_for_stays_first_in_li
     assert line.try_take(bytes_left=1_000) is None, "it would never go if others overtook it"
     assert shards_of(line.take(bytes_left=2 * MIB)) == [0]
     assert line.shards() == [1]
-
-
-@pytest.mark.parametrize("per_key", [False, True])
-def test_a_row_that_does_not_fit_any_more_leads_the_next_request(per_key: bool) -> None:
-    line = Line(0, 0, per_key=per_key)
-    for shard in range(2):
-        line.fill(shard, 1, size=600_000)
-    assert [line.shards(), line.shards()] == [[0], [1]]
 
 
 def test_after_time_outs_a_lane_s_requests_are_smaller_down_to_one_row() -> None:
@@ -316,18 +304,6 @@ def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no
     assert line.shards(now=7.0) == [0]
 
 
-def test_a_row_larger_than_a_request_waits_for_a_full_bucket_and_is_not_forgotten() -> None:
-    """The bucket has bytes enough for every request, and lacks some records: nothing else tells when it is full."""
-    line = Line(0)
-    line.fill(0, 1, size=MIB - 1)
-    line.pacer(0).full_at = 7.0
-    assert line.try_take(now=1.0) is None
-    line.pacer(0).left = (10, MIB)
-    assert line.try_take(now=1.0) is None
-    assert line.lanes.next_time() == 7.0
-    assert line.shards(now=7.0) == [0]
-
-
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_large_row_behind_a_small_one_of_another_lane_waits_for_its_bucket_and_delays_no_third(alone: bool) -> None:
     line = Line(0, 0, 0)
@@ -391,6 +367,97 @@ def test_a_request_that_is_full_of_aggregates_takes_no_small_row_of_a_later_lane
     line.fill(1, 5)
     line.pacer(0).left = (30, ANY)
     assert line.shards() == [0]
+
+
+# ---- one row of each key
+
+
+def keyed(*texts: str, **rules: Any) -> Line:
+    """One lane with a span for each of these texts: a row for each letter, which is its key."""
+    line = Line(0, **rules)
+    for text in texts:
+        line.add([(letter.encode(), b"x" * 10, None) for letter in text])
+    return line
+
+
+def taken_of(line: Line) -> list[str]:
+    """The keys of each request until no row is left."""
+    found = []
+    while (request := line.try_take()) is not None:
+        line.end(request)
+        found.append("".join([content(span, at)[0].decode() for _, span in request.pieces for at in numbers(span)]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({"request_max_records": 3}, ["abc", "d"]),
+        ({"request_max_records": 4}, ["abcd"]),
+        ({"request_max_bytes": 3 * 51}, ["abc", "d"]),
+        ({"request_max_bytes": 3 * 51 - 1}, ["ab", "cd"]),
+    ],
+)
+def test_no_more_rows_of_distinct_keys_are_taken_than_the_bounds_allow(
+    rules: dict[str, int], expected: list[str]
+) -> None:
+    assert taken_of(keyed("ab", "cd", per_key=True, **rules)) == expected
+
+
+@pytest.mark.parametrize(("waiting", "first"), [(31, "ab"), (32, "a")])
+def test_a_row_is_found_behind_32_spans_that_wait_at_most(waiting: int, first: str) -> None:
+    line = keyed("a", *["a"] * waiting, "b", per_key=True)
+    assert taken_of(line)[0] == first
+
+
+@pytest.mark.parametrize("odd", [{"strays": 2}, {"faults": 2}], ids=["raw", "failing"])
+@pytest.mark.parametrize("per_key", [False, True])
+def test_rows_that_are_sent_in_another_way_share_no_request(odd: dict[str, Any], per_key: bool) -> None:
+    line = keyed("a", "b", "c", per_key=per_key)
+    spans = line.lane(0).spans
+    spans[1] = spans[1]._replace(**odd)
+    assert taken_of(line) == ["a", "b", "c"]
+
+
+# ---- what one lane keeps
+
+
+def test_of_several_holds_the_latest_counts_and_of_several_waits_for_a_map_the_soonest() -> None:
+    lane = Line(1).lane(0)
+    lane.hold(5.5)
+    lane.hold(5.2)
+    assert lane.ready_at(5.0) == 5.5
+    lane.await_map(7.5)
+    lane.await_map(9.5)
+    assert lane.ready_at(5.0) == 7.5
+
+
+@pytest.mark.parametrize("of", ["records", "bytes"])
+def test_a_lane_is_paced_while_one_of_its_buckets_is_less_than_half_full(of: str) -> None:
+    pacer = Pacer()
+    lane = Lane(MERGED.shards[0], pacer)
+    half_of_records, half_of_bytes = int(pacer.rate_records / 2), int(pacer.rate_bytes / 2)
+    pacer.take(*((half_of_records, 1) if of == "records" else (1, half_of_bytes)), 5.0)
+    assert not lane.is_paced(5.0)
+    pacer.take(1, 1, 5.0)
+    assert (lane.is_paced(5.0), lane.is_paced(5.1)) == (True, False)
+
+
+def test_a_number_that_fell_is_the_one_that_later_numbers_are_compared_with() -> None:
+    """A shard of a stream that was made again begins at lower numbers.  An answer that was overtaken is none."""
+    lane = Lane(MERGED.shards[0], None)
+    read = [(lane.read(*numbers), lane.sequence) for numbers in ((10, 0), (7, 0), (5, 10), (0, 5), (1, 5))]
+    assert read == [(False, 10), (False, 10), (True, 5), (False, 5), (True, 1)]
+
+
+def test_a_lane_without_a_pacer_waits_longer_after_each_answer_in_a_row_that_throttles_it() -> None:
+    lane = Lane(MERGED.shards[0], None)
+    holds = []
+    for throttled in (1, 3, 0, 2):
+        lane.pace(5, throttled, 1.0, 5.0, lambda times: 10.0 * times)
+        holds.append(lane.hold_until)
+    assert holds == [15.0, 25.0, 25.0, 15.0]
+    assert (lane.backs_off(14.9), lane.backs_off(15.0)) == (True, False)
 
 
 # ---- lanes that go alone
