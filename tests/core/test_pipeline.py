@@ -440,6 +440,7 @@ def test_a_request_sent_before_a_split_is_believed_when_the_closed_shard_answers
     frame = desk.queue(spread(10))
     sent = desk.send()
     desk.set_map(HALVES)
+    desk.set_map(HALVES)  # the same map changes nothing
     sent.stored("shard-0")
     assert frame.result().possible_duplicates == 0
     assert desk.is_empty()
@@ -457,6 +458,7 @@ def test_after_a_long_silence_an_aggregate_is_believed_only_by_a_map_read_anew(r
     assert (frame.finished, desk.wants_map) == (False, True)
     if read == "not at all":
         desk.map_failed("AccessDeniedException", "no")
+        assert desk.refuses() is None, "it keeps the map that it has"
     else:
         desk.set_map(even_map(1 if read == "the same" else 2))
     assert frame.finished is (read != "another"), "nothing but silence spoke against it"
@@ -528,8 +530,9 @@ def test_sequence_numbers_that_fall_say_that_the_shard_is_another_one() -> None:
     frame = desk.queue(spread(10))
     desk.send().answer([{"SequenceNumber": "3", "ShardId": "shard-0"}])
     assert (frame.finished, desk.wants_map) == (False, True)
-    desk.map_failed("LimitExceededException", "slow down")
-    assert not frame.finished, "more than silence speaks against the map"
+    for code in ("LimitExceededException", "AccessDeniedException"):
+        desk.map_failed(code, "no")
+        assert not frame.finished, "more than silence speaks against the map"
     desk.set_map(even_map(2))
     desk.send().stored_as_predicted()
     assert frame.result().stored == 10
@@ -1129,6 +1132,24 @@ def test_a_list_of_shards_is_read_at_most_six_times_a_minute() -> None:
     for _ in range(6):
         desk.pipeline.reading_began(desk.now)
     assert desk.pipeline.next_reading() == desk.now + 60.0
+
+
+def test_a_list_is_read_regularly_and_soon_if_rows_want_it_and_not_for_an_idle_stream() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.pipeline.reading_began(desk.now)
+    desk.set_map(even_map(1))
+    assert 47.0 < desk.pipeline.next_reading() - desk.now < 83.0
+    desk.put(spread(4)).stored("unknown")
+    assert 2.5 <= desk.pipeline.next_reading() - desk.now <= 3.75
+    for code in [Code.UNREACHABLE] * 4 + ["AccessDeniedException"]:
+        desk.map_failed(code, "no")
+    assert desk.pipeline.next_reading() - desk.now <= 1.0, "the first failure after a time without the service"
+    desk.now += 10.0
+    for sent in desk.send_all():
+        sent.stored()
+    assert not desk.pipeline.forget_shards(desk.now)
+    assert desk.pipeline.forget_shards(desk.now + 600.0)
+    assert desk.pipeline.next_reading() == inf
 
 
 # ---- what it says of itself

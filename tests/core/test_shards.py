@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from math import inf
 from random import Random
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from producerd.core.shards import md5
 from producerd.core.shards.hash_keys import MAX_HASH_KEY, hash_keys, parse_hash_keys
 from producerd.core.shards.knowledge import KnownShards
-from producerd.core.shards.reading_times import ShardReadings
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_listing
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
@@ -220,32 +218,6 @@ def known_from(shard_map: ShardMap, now: float = 0.0) -> KnownShards:
     return known
 
 
-def test_nothing_is_known_before_a_map_was_read_and_a_map_is_wanted() -> None:
-    known = KnownShards(Random(1), aggregates=True)
-    assert (known.map, known.get("shard-0"), known.doubted, known.wanted) == (None, None, False, True)
-    known.learn(halves(), 0.0, asked_at=0.0, in_flight=())
-    assert not known.wanted
-    known.want()
-    assert known.wanted
-
-
-@pytest.mark.parametrize("aggregates", [False, True])
-def test_rows_are_sorted_by_the_map_once_there_is_one_and_a_denial_matters_only_without(aggregates: bool) -> None:
-    known = KnownShards(Random(1), aggregates=aggregates)
-    assert known.for_sorting(0.0, 9.0) is None
-    assert known.waits(0.0)
-    known.not_read("AccessDeniedException", "m", 1.0, 9.0)
-    assert known.next_time(of_refusal=True) == (10.0 if aggregates else 0.0)
-    assert [known.waits(now) for now in (9.9, 10.0)] == [aggregates, False]
-    assert [known.is_denied(now) for now in (9.9, 10.0)] == [False, aggregates]
-    assert known.for_sorting(10.0, 9.0) is ONE_LANE
-    shard_map = halves()
-    known.learn(shard_map, 11.0, asked_at=11.0, in_flight=())
-    known.not_read("AccessDeniedException", "m", 12.0, 9.0)
-    assert known.for_sorting(30.0, 9.0) is shard_map
-    assert (known.is_denied(30.0), known.waits(12.0), known.next_time(of_refusal=False)) == (False, False, inf)
-
-
 @pytest.mark.parametrize(("end", "wanted"), [(KnownShards.forget, True), (KnownShards.rest, False)])
 def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[KnownShards], None], wanted: bool) -> None:
     known, request = known_from(map_of([0])), RequestInFlight()
@@ -265,19 +237,6 @@ def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[Know
     assert not known.doubted, "there is nothing to doubt"
     known.learn(map_of([0, 7]), 202.0, asked_at=202.0, in_flight=())
     assert known.get("low") is None
-
-
-@pytest.mark.parametrize("in_flight", [[], ["first"], ["first", "second"]])
-def test_a_closed_shard_s_range_is_kept_until_the_requests_sent_before_are_answered(in_flight: list[str]) -> None:
-    known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=in_flight)
-    known.learn(halves(), 2.0, asked_at=2.0, in_flight=in_flight)  # the same map changes nothing
-    assert known.get("low") == Shard("low", 0, MIDDLE - 1)
-    known.answered("sent later")
-    for request in in_flight:
-        assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
-        known.answered(request)
-    assert known.get("shard-0") is None
 
 
 def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_their_time() -> None:
@@ -308,68 +267,12 @@ def test_a_map_that_contradicts_is_of_another_stream_and_nothing_of_the_first_is
     assert [known.get(shard_id) for shard_id in ("shard-0", "high", "low")] == [None, None, Shard("low", 0, 5)]
 
 
-def test_maps_contradict_only_if_an_id_means_another_range() -> None:
-    one = halves()
-    assert not one.contradicts(one)
-    assert not one.contradicts(halves())
-    assert not one.contradicts(quarters())
-    assert not quarters().contradicts(one)
-    assert not one.contradicts(halves("c", "d"))
-    assert one.contradicts(ShardMap([Shard("low", 0, 5), Shard("x", 6, MAX_HASH_KEY)]))
-
-
-def test_a_map_is_believed_while_things_are_stored_and_doubted_after_a_silence() -> None:
-    """A stream cannot be deleted and made again in so little time."""
-    known = known_from(halves(), now=100.0)
-
-    def doubted_at(now: float) -> bool:
-        known.stored(now, now)
-        return known.doubted
-
-    assert [doubted_at(now) for now in (119.0, 138.0, 157.0)] == [False] * 3
-    assert doubted_at(157.0 + KnownShards.CONTINUITY_SECONDS + 0.1)
-    assert doubted_at(178.0), "until it is read again"
-    known.learn(halves(), 180.0, asked_at=180.0, in_flight=())
-    assert not doubted_at(199.0)
-
-
 def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_back() -> None:
     known = known_from(halves(), now=100.0)
     known.stored(110.0, 110.0)
     known.stored(105.0, 111.0)
     known.stored(129.0, 129.0)
     assert not known.doubted
-
-
-def test_a_doubt_that_only_silence_raised_ends_when_the_map_cannot_be_read() -> None:
-    """A daemon that may not list shards would wait forever.
-
-    A daemon that may list them, or has more than silence against the map, waits on.
-    """
-    known = known_from(halves(), now=0.0)
-
-    def doubted_after(tell: Callable[..., None], *told: Any) -> bool:
-        tell(*told)
-        return known.doubted
-
-    def not_read(code: str, now: float) -> None:
-        known.not_read(code, "", now, wait_seconds=10.0)
-
-    denied = partial(not_read, "AccessDeniedException")
-    assert doubted_after(known.stored, 60.0, 60.0)
-    assert doubted_after(not_read, Code.UNREACHABLE, 61.0)
-    blind = [known.is_blind]
-    assert not doubted_after(denied, 61.0)
-    assert not doubted_after(known.stored, 80.0, 80.0)
-    assert doubted_after(known.stored, 120.0, 120.0)
-    assert [*blind, known.is_blind] == [True, False], "who was denied it once believes it soon"
-    assert not doubted_after(denied, 120.0)
-    assert not doubted_after(known.stored, 130.0, 130.0)
-    assert doubted_after(known.refute)
-    assert doubted_after(denied, 81.0)
-    known.learn(halves(), 140.0, asked_at=140.0, in_flight=())
-    assert doubted_after(known.stored, 190.0, 190.0)
-    assert not doubted_after(denied, 191.0), "the newer map was not refuted"
 
 
 def test_a_failure_of_the_stream_itself_says_nothing_of_its_list() -> None:
@@ -403,54 +306,11 @@ def test_a_map_is_doubted_after_a_longer_silence_than_a_stream_can_be_made_anew_
     assert known.doubted is doubted
 
 
-def test_a_doubted_map_is_blind_only_if_its_last_reading_failed_for_now() -> None:
-    new, known = KnownShards(Random(1), aggregates=True), known_from(halves())
-    new.refute()
-    blind = [new.is_blind, known.is_blind]
-    known.not_read(Code.UNREACHABLE, "", 1.0, wait_seconds=10.0)
-    blind.append(known.is_blind)
-    known.refute()
-    blind.append(known.is_blind)
-    known.not_read("AccessDeniedException", "", 2.0, wait_seconds=10.0)
-    blind.append(known.is_blind)
-    assert blind == [False, False, False, True, False]
-
-
 def test_a_denied_reading_of_a_map_that_is_not_in_doubt_does_not_shorten_the_silence() -> None:
     known = known_from(halves(), now=0.0)
     known.not_read("AccessDeniedException", "", 15.0, wait_seconds=10.0)
     known.stored(30.0, 30.0)
     assert known.doubted
-
-
-@pytest.mark.parametrize(
-    ("tell", "due"),
-    [
-        (lambda known: None, inf),
-        (lambda known: known.service_answered(5.0), 29.0),
-        (lambda known: known.not_read(Code.UNREACHABLE, "m", 5.0, 9.0), inf),
-        (lambda known: known.not_read("LimitExceededException", "m", 5.0, 9.0), 14.0),
-        (lambda known: known.not_read("AccessDeniedException", "m", 5.0, 9.0), 29.0),
-    ],
-    ids=["no answer", "another call was answered", "it was not reached", "it failed for now", "it was denied"],
-)
-def test_rows_wait_from_a_failure_for_now_or_from_the_first_of_them_on(
-    tell: Callable[[KnownShards], None], due: float
-) -> None:
-    """And never from before the service was reached."""
-    known = KnownShards(Random(1), aggregates=True)
-    tell(known)
-    waits = known.for_sorting(20.0, 9.0) is None
-    assert (waits, known.next_time(of_refusal=False)) == (due > 20.0, due)
-    assert known.next_time(of_refusal=True) == (due if known.is_denied(due) else inf)
-
-
-def test_the_service_that_gave_a_list_has_answered() -> None:
-    known = known_from(halves(), now=0.0)
-    assert known.next_time(of_refusal=False) == inf
-    known.rest()
-    assert known.for_sorting(100.0, 10.0) is None
-    assert known.next_time(of_refusal=False) == 110.0
 
 
 def test_failures_to_read_a_list_that_is_known_begin_no_wait() -> None:
@@ -460,38 +320,6 @@ def test_failures_to_read_a_list_that_is_known_begin_no_wait() -> None:
     known.forget()
     assert known.for_sorting(100.0, 10.0) is None
     assert known.next_time(of_refusal=False) == 110.0
-
-
-def test_a_list_is_read_when_its_readings_are_due() -> None:
-    known, readings = KnownShards(Random(1), aggregates=True), ShardReadings(Random(1))
-
-    def due() -> list[float]:
-        found = [known.next_reading(awaited=awaited) for awaited in (False, True)]
-        assert found == [readings.next_time(wanted=known.wanted, awaited=awaited) for awaited in (False, True)]
-        return found
-
-    assert due() == [-inf, -inf]
-    known.reading_began(1.0, awaited=False)
-    readings.began(1.0, awaited=False)
-    known.learn(halves(), 2.0, asked_at=1.0, in_flight=())
-    readings.succeeded(2.0)
-    assert 47.0 < due()[0] < 82.0
-    known.want()
-    assert 4.5 <= due()[0] <= 5.75
-    for now, code, unreachable, denied in (
-        (70.0, Code.UNREACHABLE, True, False),
-        (71.0, Code.UNREACHABLE, True, False),
-        (72.0, "LimitExceededException", False, False),
-        (73.0, "AccessDeniedException", False, True),
-    ):
-        known.reading_began(now, awaited=True)
-        readings.began(now, awaited=True)
-        known.not_read(code, "m", now, 10.0)
-        readings.failed(now, denied=denied, unreachable=unreachable)
-        assert now < due()[0] < now + 4.0
-    known.rest()
-    readings.forgotten()
-    assert due() == [inf, inf]
 
 
 @pytest.mark.parametrize(
