@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -20,7 +19,6 @@ from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
-from producerd.testing import Fault
 from tests.core.rows import Row, even_map
 from tests.core.stories import (
     BROKEN,
@@ -38,9 +36,7 @@ from tests.core.stories import (
     Sent,
     ends_of,
 )
-from tests.simulation.rows import Row as SentRow
-from tests.simulation.setting import make_rules
-from tests.simulation.world import Simulation
+from tests.simulation.story import first_broken
 
 pytestmark = pytest.mark.law("Lane", "Row")
 
@@ -74,11 +70,6 @@ def entries_of(sent: Sent) -> list[tuple[Lane, list[bytes]]]:
     lanes = [sent.request.lanes[lane] for lane in sent.encoded.lanes.tolist()]
     inside = [[user.data for user in parse(data) or []] or [data] for data in sent.data]
     return list(zip(lanes, inside, strict=True))
-
-
-def go_on(desk: Desk, seconds: float = 6.0) -> None:
-    """Past every delay."""
-    desk.now += seconds
 
 
 # ---- plain records
@@ -119,28 +110,6 @@ def test_rows_without_a_key_wait_for_nobody() -> None:
     desk = ordered()
     desk.queue([(None, b"%d" % i, None) for i in range(50)])
     assert len(desk.send().data) == 50
-
-
-def test_a_row_that_comes_later_waits_behind_its_key_in_flight() -> None:
-    desk = ordered()
-    sent = desk.put(rows_named("a1"))
-    desk.queue(rows_named("a2 b1"))
-    assert desk.try_send() is None
-    sent.stored()
-    assert names(desk.send()) == "a2 b1"
-
-
-@pytest.mark.parametrize("failure", [SLOW_DOWN, BROKEN])
-def test_after_a_partial_failure_each_key_goes_on_where_it_was(failure: dict[str, str]) -> None:
-    desk = ordered()
-    frame = desk.queue(rows_named("a1 b1 c1 a2 b2 c2"))
-    desk.send().answer([GOOD, failure, GOOD])
-    go_on(desk)
-    sent = desk.send()
-    assert sorted(names(sent).split()) == ["a2", "b1", "c2"]
-    sent.stored()
-    assert names(desk.send()) == "b2"
-    assert frame.tallies[Outcome.STORED] == 5
 
 
 @pytest.mark.parametrize("failure", [LOST, UNSENT])
@@ -197,36 +166,6 @@ def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
 # ---- aggregates
 
 
-@pytest.mark.promise("order-per-key-costs")
-@pytest.mark.parametrize("bound", [{"aggregate_max_bytes": 400}, {"aggregate_max_records": 3}])
-def test_one_aggregate_of_a_lane_is_in_flight_and_holds_its_rows_in_order(bound: dict[str, int]) -> None:
-    desk = ordered(even_map(2), aggregate=True, **bound)
-    frame = desk.queue([(b"k", b"%03d" % i, LOW if i % 2 else HIGH) for i in range(80)])
-    seen: list[int] = []
-    for _ in until_finished(frame):
-        sents = desk.send_all()
-        lanes = [sent.request.lanes[lane] for sent in sents for lane in sent.encoded.lanes.tolist()]
-        assert 1 <= len(lanes) == len(set(lanes)), "each lane once"
-        for sent in sents:
-            seen += [int(user) for user in sent.users]
-            sent.stored_as_predicted()
-        desk.now += 1
-    assert [i for i in seen if i % 2] == list(range(1, 80, 2))
-    assert [i for i in seen if not i % 2] == list(range(0, 80, 2))
-    assert desk.is_empty()
-
-
-@pytest.mark.parametrize("failure", [SLOW_DOWN, BROKEN])
-def test_an_aggregate_that_failed_goes_first_again(failure: dict[str, str]) -> None:
-    desk = ordered(aggregate=True, aggregate_max_bytes=400)
-    sent = desk.put([(b"k", b"%03d" % i, None) for i in range(80)])
-    first = sent.users
-    sent.answer([failure])
-    assert desk.try_send() is None
-    go_on(desk)
-    assert desk.send().users[: len(first)] == first
-
-
 def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> None:
     """They have keys in common: the second must not be stored before the first."""
     desk = ordered(aggregate=True)
@@ -239,7 +178,7 @@ def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> 
     again = desk.send_when_due()
     assert again.users[:5] == [b"%d" % i for i in range(5)], "nothing overtakes it, whatever happens to it"
     again.stored()
-    go_on(desk)
+    desk.now += 6
     for sent in desk.send_all():
         sent.stored()
     assert frame.result().stored == 10
@@ -254,7 +193,7 @@ def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> 
     assert len(first) < 8
     sent.stored("low")
     assert desk.try_send() is None
-    go_on(desk, 3)
+    desk.now += 3
     assert desk.try_send() is None
     desk.set_map(HALVES)
     again = desk.send()
@@ -290,31 +229,15 @@ def test_children_wait_for_what_is_on_its_way_to_their_parents(
     before: ShardMap, after: ShardMap, aggregate: bool
 ) -> None:
     desk = ordered(before, aggregate=aggregate, aggregate_max_bytes=150)
-    frame = desk.queue([(b"%d" % (i % 10), b"%03d" % i, None) for i in range(60)])
-    sents = desk.send_all()
+    desk.queue([(b"%d" % (i % 10), b"%03d" % i, None) for i in range(60)])
+    *others, last = desk.send_all()
     desk.set_map(after)
     assert desk.try_send() is None
-    if len(sents) == 2:
-        sents[0].stored_as_predicted()
+    for sent in others:
+        sent.stored_as_predicted()
         assert desk.try_send() is None, "the other parent's rows are still on their way"
-    failed = {int(user) % 10 for user in sents[-1].users}
-    sents[-1].fail(UNSENT)
-    under_way = desk.send_all()
-    again = {int(user) % 10 for sent in under_way for user in sent.users}
-    assert not failed & again, "they come back first, and wait out their delay"
-    seen: dict[int, list[int]] = defaultdict(list)
-    for sent in sents[:-1]:
-        for user in sent.users:
-            seen[int(user) % 10].append(int(user))
-    for _ in until_finished(frame):
-        for sent in under_way:
-            for user in sent.users:
-                seen[int(user) % 10].append(int(user))
-            sent.stored_as_predicted()
-        desk.now += 1
-        under_way = desk.send_all()
-    assert all(numbers == list(range(key, 60, 10)) for key, numbers in seen.items())
-    assert desk.is_empty()
+    last.stored_as_predicted()
+    assert desk.try_send() is not None
 
 
 def test_children_of_a_shard_with_nothing_on_its_way_do_not_wait() -> None:
@@ -416,45 +339,11 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
 
 
 @pytest.mark.promise("consumer-reads-key-order")
-@settings(max_examples=10)
-@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from([5, 500]))
-def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(
-    seed: int, aggregate: bool, explicit: bool, request_max_records: int
-) -> None:
-    """A row may be there twice; what counts is where it is first.  (The simulation looks at what is in flight.)"""
-    random = Random(seed)
-    rules = make_rules(
-        per_key=True, aggregate=aggregate, aggregate_max_bytes=500, request_max_records=request_max_records
-    )
-    sim = Simulation(seed, rules=rules, shards=random.choice([1, 4]), workers=2)
-    sim.kinesis.latency_seconds = (0.001, 0.2)
-    faults = [Fault("throttle", fraction=0.2), Fault("fail", fraction=0.2), Fault("error", fraction=0.1)]
-    faults += [Fault("reset", fraction=0.1), Fault("lost", fraction=0.1)]
-    sim.kinesis.standing += random.sample(faults, 2)
-    hash_keys = [LOW, b"1", b"2"] if explicit else [None]
-    session = sim.session()
-    numbers = count(1)
-    for _ in range(8):
-        session.send(
-            [
-                SentRow.plain(b"%d" % random.randrange(15), b"%06d" % next(numbers), random.choice(hash_keys))
-                for _ in range(random.randint(1, 60))
-            ]
-        )
-        if random.random() < 0.3:
-            shards = sim.stream.open_shards
-            if len(shards) > 1 and random.random() < 0.5:
-                sim.stream.merge_shards(shards[0].shard_id, shards[1].shard_id, now=sim.now)
-            else:
-                sim.stream.split_shard(random.choice(shards).shard_id, now=sim.now)
-        sim.run(random.uniform(0, 0.5))
-    sim.run_until_idle(3_600)
-    assert sim.outcomes()[Outcome.STORED] == next(numbers) - 1
-    read: dict[str, dict[int, None]] = defaultdict(dict)
-    for record in sim.stream.read().records:
-        read[record.partition_key].setdefault(int(record.data))
-    for key, found in read.items():
-        assert list(found) == sorted(found), f"key {key}"
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(aggregate: bool) -> None:
+    mixed = {"kind": "mixed", "reshards": True, "made_again": False, "ending": "idle"}
+    broken = first_broken(range(6), per_key=True, aggregate=aggregate, **mixed)
+    assert broken is None, broken
 
 
 # ---- PREDECESSOR_FAILED
@@ -559,52 +448,66 @@ def test_later_frames_fail_wherever_they_are(stage: str) -> None:
     assert desk.is_empty()
 
 
-def test_a_frame_that_is_refused_at_intake_counts_as_a_failure() -> None:
-    desk = ordered()
-    before = desk.submit(rows_named("a1"), owner="me")
-    desk.pipeline.refused("me")
-    later = desk.submit(rows_named("a2"), owner="me")
-    other = desk.submit(rows_named("a3"), owner="other")
-    assert ends_of(later) == {0: PREDECESSOR}
-    desk.sort()
-    for _ in range(2):
-        desk.send().stored()
-    assert before.result().stored == other.result().stored == 1, "what it sent before is not touched"
-    assert desk.is_empty()
-
-
-def test_a_row_that_expired_is_a_failure() -> None:
+def test_a_row_that_expired_on_its_way_and_was_stored_is_no_failure() -> None:
     desk = ordered(record_ttl_seconds=5.0)
-    first = desk.submit(rows_named("a1"))
+    first = desk.queue(rows_named("a1"))
+    sent = desk.send()
     desk.now += 3
-    later = desk.submit(rows_named("a2"))
+    later = desk.queue(rows_named("b1"))
     desk.now += 2
     assert desk.try_send() is None
-    assert ends_of(first) == {0: (Outcome.NOT_STORED, Code.EXPIRED, False)}
+    sent.stored()
+    desk.send().stored()
+    desk.delivered(first, later)
+
+
+def be_refused(desk: Desk) -> None:
+    desk.pipeline.refused("caller")
+    desk.put(rows_named("b1"), owner="other").stored()
+
+
+def be_throttled(desk: Desk) -> None:
+    desk.put(rows_named("a1 b1 a2")).answer([SLOW_DOWN, GOOD])
+
+
+def expire(desk: Desk) -> None:
+    desk.queue(rows_named("a1"))
+    desk.now += 5
+    assert desk.try_send() is None
+
+
+def expire_on_the_way(desk: Desk) -> None:
+    sent = desk.put(rows_named("a1"))
+    desk.now += 5
+    assert desk.try_send() is None
+    sent.fail(LOST)
+
+
+def be_unsortable(desk: Desk) -> None:
+    poison, later = desk.submit(rows_named("a1")), desk.submit(rows_named("a2"))
+    desk.pipeline.press(desk.now)
+    job = desk.job()
+    good = sort_rows([later], job.shard_map, 1)
+    desk.pipeline.sorted(job, [([poison], None), ([later], good)])
     assert ends_of(later) == {0: PREDECESSOR}
-    assert ends_of(desk.submit(rows_named("a3"))) == {0: PREDECESSOR}
+
+
+@pytest.mark.parametrize("fail", [be_refused, be_throttled, expire, expire_on_the_way, be_unsortable])
+def test_what_its_session_sends_after_a_frame_that_failed_is_not_sent(fail: Callable[[Desk], None]) -> None:
+    desk = ordered(record_ttl_seconds=5.0, fail_if_throttled=True)
+    fail(desk)
+    assert ends_of(desk.submit(rows_named("c1"))) == {0: PREDECESSOR}
+    assert desk.try_send() is None
     assert desk.is_empty()
 
 
-def test_a_row_that_expired_on_its_way_is_a_failure_only_if_it_is_not_stored() -> None:
-    for stored in (True, False):
-        desk = ordered(record_ttl_seconds=5.0)
-        first = desk.queue(rows_named("a1"))
-        sent = desk.send()
-        desk.now += 3
-        later = desk.queue(rows_named("b1"))
-        desk.now += 2
-        assert desk.try_send() is None
-        assert not later.finished
-        if stored:
-            sent.stored()
-            desk.send().stored()
-            assert (first.result().stored, later.result().stored) == (1, 1)
-        else:
-            sent.fail(LOST)
-            assert ends_of(first) == {0: (Outcome.UNKNOWN, Code.EXPIRED, True)}
-            assert ends_of(later) == {0: PREDECESSOR}
-        assert desk.is_empty()
+def test_what_a_session_sent_before_a_frame_that_is_refused_is_stored() -> None:
+    desk = ordered()
+    before = desk.submit(rows_named("a1"))
+    desk.pipeline.refused("caller")
+    desk.sort()
+    desk.send().stored()
+    desk.delivered(before)
 
 
 def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_after_it_mended_is_not_sent() -> None:
@@ -677,32 +580,6 @@ def test_without_an_order_a_failed_row_fails_alone() -> None:
     desk.pipeline.refused("caller")
     assert not desk.submit(rows_named("a3")).finished
     assert frame.result().stored == 1
-
-
-def test_throttled_rows_that_are_to_fail_take_their_followers_along() -> None:
-    desk = ordered(fail_if_throttled=True)
-    frame = desk.queue(rows_named("a1 b1 b2 c1 a2 d1"))
-    sent = desk.send()
-    assert names(sent) == "a1 b1 c1 d1"
-    sent.answer([GOOD, SLOW_DOWN, SLOW_DOWN, GOOD])
-    throttled = (Outcome.NOT_STORED, Code.THROTTLED, False)
-    assert ends_of(frame) == {1: throttled, 2: PREDECESSOR, 3: throttled, 4: PREDECESSOR}
-    assert frame.result().stored == 2, "d1 went along with them"
-    assert desk.is_empty()
-
-
-def test_a_frame_that_could_not_be_sorted_is_a_failure() -> None:
-    desk = ordered()
-    poison = desk.submit(rows_named("a1"))
-    later = desk.submit(rows_named("a2"))
-    desk.pipeline.press(desk.now)
-    job = desk.job()
-    good = sort_rows([later], job.shard_map, 1)
-    desk.pipeline.sorted(job, [([poison], None), ([later], good)])
-    assert ends_of(poison) == {0: (Outcome.NOT_STORED, Code.INTERNAL, False)}
-    assert ends_of(later) == {0: PREDECESSOR}
-    assert desk.try_send() is None
-    assert desk.is_empty()
 
 
 def test_however_many_frames_a_session_sent_after_a_failed_row_each_of_them_ends() -> None:
