@@ -64,6 +64,7 @@ HALVES = ShardMap([Shard("low", 0, 2**127 - 1), Shard("high", 2**127, MAX_HASH_K
 MERGED = ShardMap([Shard("merged", 0, MAX_HASH_KEY)])
 BARE = RequestFailed("413", "Request Entity Too Large", maybe_stored=True, status=413)
 LOST = RequestFailed(Code.UNREACHABLE, "connection reset", maybe_stored=True)
+TIMED_OUT = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
 UNSENT = RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 
 import pytest
 
 from producerd.core.rows.job import SETTLED
 from producerd.errors import Code, Outcome
-from tests.core.stories import LOST, REFUSED, UNSENT, Desk, Sent, ends_of
+from tests.core.stories import LOST, REFUSED, TIMED_OUT, UNSENT, Desk, Sent, ends_of
 
 
 def test_a_frame_lets_go_of_the_buffers_it_came_in_once_its_rows_are_sorted_or_have_ended() -> None:
@@ -83,23 +82,6 @@ def test_of_rows_that_end_in_their_request_those_that_may_be_stored_end_unknown(
     assert desk.is_empty()
 
 
-def test_copies_and_retries_are_counted_for_the_frames_whose_rows_they_are() -> None:
-    desk = Desk(request_max_records=4)
-    frames = [desk.submit(4) for _ in range(3)]
-    desk.sort()
-    first, second, third = desk.send_all()
-    second.fail(LOST)
-    first.stored()
-    third.stored()
-    desk.send_when_due().stored()
-    results = [frame.result() for frame in frames]
-    copies = [(each.stored, each.retries, each.possible_duplicates) for each in results]
-    assert copies == [(4, 0, 0), (4, 4, 4), (4, 0, 0)]
-    assert desk.stats.possible_duplicate_records == Counter(connection=4)
-    assert desk.stats.retried_records == 4
-    assert desk.is_empty()
-
-
 def test_rows_wait_while_they_are_in_no_request_and_have_not_ended() -> None:
     desk = Desk(request_max_records=2)
     frame = desk.submit(5)
@@ -136,3 +118,9 @@ def test_each_owner_of_rows_prints_where_they_are() -> None:
     assert repr(frame) == "<Frame 1: 2 of 5 rows unsettled, 3 stored>"
     assert repr(job) == "<Job of 1 frames: 2 rows queued, 0 in requests, 3 settled, 1 of 1 buffers>"
     assert repr(lane.spans[0].buffer).startswith("<SpanBuffer from 0: 2 rows, ")
+    desk = Desk(known=False)
+    desk.map_failed("AccessDeniedException", "no")
+    sent = desk.put(1)
+    sent.fail(TIMED_OUT)
+    described = "<Lane of all shards: 0 rows in 0 spans, 0 requests in flight, 0 set aside, alone, silent>"
+    assert repr(sent.request.lanes[0]) == described

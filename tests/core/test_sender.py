@@ -12,13 +12,19 @@ import pytest
 
 from producerd.core.budget import NodeInFlight
 from producerd.core.holding import Holding
-from producerd.core.lanes.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, SLOW_LANE_PAUSE_SECONDS, Lane
+from producerd.core.lanes.lane import (
+    ENTRY_OVERHEAD_BYTES,
+    MAX_REQUESTS_OF_SLOW_LANE,
+    MAX_REQUESTS_PER_LANE,
+    SLOW_LANE_PAUSE_SECONDS,
+    Lane,
+)
 from producerd.core.lanes.pacing import Pacer
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.health import HealthState
-from producerd.core.sending.in_flight import SLOW_SECONDS, SLOW_SHARE
+from producerd.core.sending.in_flight import FAILURES_TO_HOLD, PROBE_SECONDS, SLOW_SECONDS, SLOW_SHARE
 from producerd.core.sending.sender import WRONG_COUNTS_TO_GIVE_UP
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -37,16 +43,18 @@ from tests.core.stories import (
     REFUSED,
     SLOW_DOWN,
     THROTTLED,
+    TIMED_OUT,
     UNSENT,
     Desk,
     Sent,
     ends_of,
     go_on,
+    reload,
+    spread,
 )
 
 pytestmark = pytest.mark.law("Row", "Lane", "RetryPolicy")
 
-TIMED_OUT = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
 SHARD_LIMIT = RequestFailed(THROTTLED, "slow down", maybe_stored=False)
 SERVICE_FAULT = RequestFailed("InternalFailure", "500", maybe_stored=True)
 OUR_OWN_FAULT = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
@@ -108,19 +116,6 @@ def test_rows_expire_wherever_they_wait_and_not_before(stage: str) -> None:
     assert go_on(desk, []) == 0, "and none is sent after it"
     assert desk.is_empty()
     assert desk.pipeline.next_time() is None
-
-
-def test_rows_that_expire_while_they_are_sorted_are_not_sent() -> None:
-    desk = Desk(record_ttl_seconds=TTL)
-    frame = desk.submit(5)
-    desk.pipeline.flush("caller")
-    job = desk.job()
-    desk.now += TTL
-    assert desk.try_send() is None
-    assert frame.finished
-    desk.sorted(job)
-    assert desk.try_send() is None
-    assert desk.is_empty()
 
 
 @pytest.mark.parametrize(
@@ -273,6 +268,12 @@ CAUSES: dict[str, Callable[[Sent], None]] = {
     "service": lambda sent: sent.fail(SERVICE_FAULT),
     "result_count": lambda sent: sent.answer([GOOD] * 4),
 }
+NOT_STORED: dict[str, Callable[[Sent], None]] = {
+    "refused connection": lambda sent: sent.fail(UNSENT),
+    "throttled request": lambda sent: sent.fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False)),
+    "throttled rows": lambda sent: sent.answer([SLOW_DOWN] * 5),
+    "failed rows": lambda sent: sent.answer([BROKEN] * 5),
+}
 
 
 def test_rows_of_two_frames_between_others_that_are_sent_again_are_counted_each_by_its_own_frame() -> None:
@@ -288,32 +289,33 @@ def test_rows_of_two_frames_between_others_that_are_sent_again_are_counted_each_
         desk.send_when_due().stored()
     assert desk.finished() == frames
     results = [frame.result() for frame in frames]
-    assert [(each.stored, each.throttled, each.possible_duplicates) for each in results] == [(5, 2, 0), (5, 1, 3)]
+    counted = [(each.stored, each.throttled, each.possible_duplicates, each.retries) for each in results]
+    assert counted == [(5, 2, 0, 2), (5, 1, 3, 4)]
     assert sum(desk.stats.delivery_seconds.counts) == 10
 
 
-@pytest.mark.promise("rows-stored-before-told")
-@pytest.mark.parametrize("cause", CAUSES)
-def test_rows_that_were_stored_after_an_attempt_of_unknown_end_are_counted_by_its_cause(cause: str) -> None:
+@pytest.mark.promise("rows-stored-before-told", "send-stored-row-counts")
+@pytest.mark.parametrize(
+    ("failures", "copies"),
+    [
+        *(([cause], {cause: 5}) for cause in CAUSES),
+        (["connection", "timeout", "refused connection", "connection"], {"connection": 10, "timeout": 5}),
+        (["refused connection", "throttled request", "throttled rows", "failed rows"], {}),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
+)
+def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_cause(
+    failures: list[str], copies: dict[str, int]
+) -> None:
     desk = Desk()
     frame = desk.queue(5)
-    CAUSES[cause](desk.send())
-    desk.send_when_due().stored()
-    assert +desk.stats.possible_duplicate_records == {cause: 5}
-    assert (frame.result().stored, frame.result().possible_duplicates, frame.result().retries) == (5, 5, 5)
-    assert desk.is_empty()
-
-
-@pytest.mark.promise("send-stored-row-counts")
-def test_each_send_that_may_have_stored_a_row_counts_as_a_copy_of_it_by_its_cause() -> None:
-    desk = Desk()
-    frame = desk.queue(5)
-    for failure in (LOST, TIMED_OUT, UNSENT, LOST):
-        desk.send().fail(failure)
+    for failure in failures:
+        (CAUSES | NOT_STORED)[failure](desk.send_when_due())
         desk.now += 6
-    desk.send().stored()
-    assert +desk.stats.possible_duplicate_records == {"connection": 10, "timeout": 5}
-    assert frame.result().possible_duplicates == 15
+    desk.store_all()
+    assert +desk.stats.possible_duplicate_records == copies
+    assert frame.result().retries == 5 * len(failures)
+    desk.delivered(frame, copies=sum(copies.values()))
 
 
 @pytest.mark.promise("refusal-kinesis-itself")
@@ -397,30 +399,6 @@ def test_an_aggregate_that_awaits_a_map_makes_what_was_sent_before_it_a_copy(
     assert (frame.result().stored, frame.result().possible_duplicates) == (5, sum(copies.values()))
 
 
-@pytest.mark.parametrize(
-    "fail",
-    [
-        lambda sent: sent.fail(UNSENT),
-        lambda sent: sent.fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False)),
-        lambda sent: sent.answer([SLOW_DOWN] * 5),
-        lambda sent: sent.answer([BROKEN] * 5),
-    ],
-)
-def test_rows_that_were_surely_not_stored_before_are_no_possible_duplicates(fail: Callable[[Sent], None]) -> None:
-    """No body byte was written, or the service said so."""
-    desk = Desk()
-    frame = desk.queue(5)
-    fail(desk.send())
-    for _ in range(10):
-        desk.now += 6
-        if (again := desk.try_send()) is not None:
-            again.stored()
-    assert frame.result().stored == 5
-    assert frame.result().possible_duplicates == 0
-    assert not +desk.stats.possible_duplicate_records
-    assert desk.is_empty()
-
-
 # ---- shards that are slow
 
 
@@ -451,7 +429,7 @@ def test_a_slow_lane_has_more_on_its_way_and_each_request_waits_to_be_full() -> 
     desk = Desk(request_max_records=20)
     desk.open_window()
     desk.queue(1_000)
-    assert len(desk.send_all()) == MAX_REQUESTS_PER_LANE
+    assert len(desk.send_all()) == MAX_REQUESTS_PER_LANE == 4
     start = desk.now
     desk.now += SLOW_SECONDS
     sent = 0
@@ -510,16 +488,88 @@ def test_a_shard_that_hangs_neither_holds_the_stream_nor_shrinks_its_window() ->
     assert desk.holds_until <= desk.now
 
 
-def test_when_nothing_is_answered_time_outs_hold_the_stream_and_shrink_its_window() -> None:
+@pytest.mark.parametrize(
+    ("failure", "answered_after", "counts"),
+    [(TIMED_OUT, None, True), (TIMED_OUT, 0.0, True), (TIMED_OUT, 0.1, False), (LOST, 0.1, True)],
+    ids=["nothing is answered", "one sent at once is answered", "a later one is answered", "but the others were lost"],
+)
+def test_time_outs_hold_the_stream_unless_a_later_request_was_answered_in_time(
+    failure: RequestFailed, answered_after: float | None, counts: bool
+) -> None:
     desk = Desk(even_map(8), request_max_records=5)
+    desk.open_window()
     desk.queue([(b"key %d" % i, b"d", None) for i in range(200)])
-    hanging = desk.send_all()
-    assert len(hanging) >= 3
+    first, *others = [desk.send() for _ in range(FAILURES_TO_HOLD)]
+    if answered_after is not None:
+        desk.now += answered_after
+        desk.send().stored_as_predicted()
+    window = desk.pipeline.sender.in_flight.window
+    size = window.size
     desk.now += 8
-    for sent in hanging:
-        sent.fail(TIMED_OUT)
-    assert desk.pipeline.sender.in_flight.window.size == 1
-    assert desk.holds_until > desk.now
+    first.fail(failure)
+    assert window.size == (size // 2 if counts and failure is TIMED_OUT else size)
+    for sent in others:
+        sent.fail(failure)
+    assert (desk.holds_until > desk.now, window.size == 1) == (counts, counts)
+
+
+@pytest.mark.parametrize(("seconds", "alone"), [(SLOW_SECONDS - 0.001, False), (SLOW_SECONDS, True)])
+def test_an_answer_is_late_from_the_moment_at_which_others_wait_for_it_no_more(seconds: float, alone: bool) -> None:
+    desk = Desk()
+    desk.put(1)
+    desk.now += SLOW_SECONDS
+    assert desk.try_send() is None
+    sent = desk.put(1)
+    desk.now += seconds
+    sent.stored()
+    assert desk.lane.alone is alone, "its first request is slow"
+
+
+def test_a_request_is_slow_after_four_times_what_answers_need() -> None:
+    desk = Desk()
+    for seconds in (16.0, 1.0):  # a sixteenth of each counts
+        sent = desk.put(1)
+        desk.now += seconds
+        sent.stored()
+    desk.put(1)
+    assert desk.due() == pytest.approx(desk.now + 4.0)
+
+
+def test_a_request_that_was_slow_answers_late_even_if_answers_need_longer_by_now() -> None:
+    desk = Desk(even_map(2))
+    long = desk.put([(b"k", b"d", LOW)])
+    desk.now += 40.0
+    sent = desk.put([(b"k", b"d", HIGH)])
+    desk.now += SLOW_SECONDS
+    assert desk.try_send() is None
+    long.stored_as_predicted()
+    sent.stored_as_predicted()
+    assert sent.request.lanes[0].alone
+
+
+@pytest.mark.parametrize("limit", ["requests", "bytes"])
+def test_while_nothing_passes_what_is_out_for_long_holds_up_no_other_and_counts_for_the_limits(limit: str) -> None:
+    desk = Desk(even_map(8), request_max_records=1, request_max_bytes=1_000)
+    desk.open_window()
+    desk.queue(spread(16))
+    first = desk.send()
+    desk.now += 2.0
+    second, *failing = [desk.send() for _ in range(1 + FAILURES_TO_HOLD)]
+    for sent in failing:
+        sent.fail(UNSENT)
+    desk.now = max(desk.now, desk.holds_until)
+    for request in (first.request, second.request):
+        assert desk.try_send() is None
+        assert desk.due() == request.sent_at + PROBE_SECONDS
+        desk.now = desk.due()
+    full, room = {
+        "requests": ({"max_in_flight_requests": 2}, {"max_in_flight_requests": 3}),
+        "bytes": [{"max_in_flight_bytes": desk.pipeline.in_flight_bytes + more} for more in (999, 1_000)],
+    }[limit]
+    reload(desk, **full)
+    assert desk.try_send() is None
+    reload(desk, **room)
+    assert len(desk.send_all()) == 1, "a new one, which counts"
 
 
 # ---- when to look again
@@ -590,6 +640,17 @@ def test_the_window_in_bytes_lets_single_large_rows_go_one_by_one() -> None:
         desk.now += 2
     assert frame.finished
     assert desk.is_empty()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_large_row_goes_next_to_others_if_the_window_has_exactly_its_bytes(missing: int) -> None:
+    desk = Desk(even_map(2), request_max_bytes=1_000)
+    desk.open_window()
+    desk.put([(b"k", b"small", LOW)])
+    desk.queue([(b"k", b"x" * 2_000, HIGH)])
+    reload(desk, max_in_flight_bytes=desk.pipeline.in_flight_bytes + 1 + 2_000 + ENTRY_OVERHEAD_BYTES - missing)
+    desk.open_window()
+    assert len(desk.send_all()) == (0 if missing else 1)
 
 
 # ---- faults of the service, and answers that are not its
@@ -762,14 +823,6 @@ def test_a_shard_for_which_no_row_is_left_is_not_silent() -> None:
     assert desk.pipeline.silent_shards == 1, "there is a row for it again, and it has not answered yet"
 
 
-def test_shards_that_all_hold_their_share_are_too_few() -> None:
-    desk = Desk(even_map(4), request_max_records=10)
-    desk.queue([(b"k", b"x" * 100, b"%d" % shard.start) for shard in even_map(4).shards for _ in range(40)])
-    for sent in desk.send_all():
-        sent.answer([SLOW_DOWN] * len(sent.entries))
-    assert holding_of(desk) == ("shard_rate", "")
-
-
 @pytest.mark.parametrize("hot", [False, True])
 @pytest.mark.parametrize(("use", "throttled"), [(0.0, True), (0.79, True), (0.8, False), (1.0, False)])
 def test_shards_that_throttle_though_we_send_less_than_they_take_have_others_who_write_to_them(
@@ -785,13 +838,6 @@ def test_shards_that_throttle_though_we_send_less_than_they_take_have_others_who
     holding = desk.holding()
     assert (holding.cause, holding.throttled) == ("hot_shard" if hot else "shard_rate", throttled)
     assert holding.held_by == ("throttles" if throttled else "quota")
-
-
-def test_a_lane_that_waits_for_a_map_is_named_so() -> None:
-    desk = Desk(even_map(1), aggregate=True, aggregate_max_bytes=200, request_max_records=1)
-    desk.put([(b"k", b"x" * 50, LOW)] * 100).stored("unknown")
-    assert holding_of(desk) == ("shard_map", "")
-    assert [state.waits_for for state in desk.pipeline.shards(desk.now)] == ["shard map"]
 
 
 def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -820,17 +866,6 @@ def test_a_refused_request_is_halved_by_its_entries_or_one_entry_by_its_rows(rec
     assert [again.request.records for again in desk.send_all()] == halves
 
 
-def test_a_request_that_was_not_encoded_is_halved_by_its_rows_and_costs_its_lane_no_pace() -> None:
-    desk = Desk()
-    desk.queue(20)
-    before = desk.allowances()
-    request = desk.take_request()
-    assert desk.allowances() != before
-    desk.pipeline.complete(request, OUR_OWN_FAULT, desk.now)
-    assert desk.allowances() == before
-    assert [again.request.records for again in desk.send_all()] == [10, 10]
-
-
 # ---- what holds the queue, one cause at a time
 
 
@@ -853,6 +888,8 @@ def test_one_failed_request_is_the_cause_for_six_seconds() -> None:
     desk.put(5).fail(UNSENT)
     for now, cause in ((100.0, "service"), (105.999, "service"), (106.0, "daemon")):
         assert desk.pipeline.holding(now) == Holding(cause)  # type: ignore[arg-type]
+    desk.put(1).stored()
+    assert desk.holding() == Holding("daemon"), "an answer ends it"
 
 
 def test_a_stream_that_is_refused_is_held_by_the_service_until_something_is_stored() -> None:
@@ -943,20 +980,6 @@ def test_the_census_counts_each_row_where_it_is() -> None:
     ordered.put([(b"k", b"bad", None)]).fail(BARE)
     ordered.queue([(b"k", b"behind", None)])
     assert {place for place, rows in ordered.pipeline.census().items() if rows} == {"delayed", "held back"}
-
-
-def test_a_lane_counts_its_rows_that_wait_outside_of_it() -> None:
-    desk = Desk(aggregate=True)
-    desk.put(4).fail(INVALID)
-    lane, set_aside = desk.lane, []
-    set_aside.append(lane.set_aside)
-    desk.send().stored("unknown")
-    set_aside.append(lane.set_aside)
-    desk.send().stored()
-    set_aside.append(lane.set_aside)
-    desk.set_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]))
-    assert [*set_aside, lane.set_aside] == [2, 2, 1, 0]
-    assert desk.pipeline.queued_records == 0
 
 
 # ---- what a sent request costs its lanes
