@@ -88,8 +88,7 @@ def test_one_row_of_a_key_is_in_flight_and_other_keys_overtake_those_that_wait()
     assert names(sent) == "a2 b2"
     sent.stored()
     desk.send().stored()
-    assert frame.result().stored == 6
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 @pytest.mark.promise("consumer-reads-key-order")
@@ -159,8 +158,7 @@ def test_a_row_that_no_longer_fits_the_request_goes_with_the_next_one() -> None:
         assert len(sent.entries) == 1
         sent.stored_as_predicted()
         desk.now += 2
-    assert frame.result().stored == 2
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 # ---- aggregates
@@ -181,8 +179,7 @@ def test_the_halves_of_an_aggregate_that_is_refused_go_one_after_the_other() -> 
     desk.now += 6
     for sent in desk.send_all():
         sent.stored()
-    assert frame.result().stored == 10
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 def test_an_aggregate_in_an_unknown_shard_holds_its_lane_until_a_map_tells() -> None:
@@ -266,8 +263,7 @@ def test_the_halves_of_a_refused_request_and_what_follows_go_on_after_their_shar
     for _ in until_finished(frame):
         for sent in desk.send_all():
             sent.stored_as_predicted()
-    assert frame.result().stored == 5
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 def test_children_do_not_wait_for_rows_that_were_handed_back_before_they_were_sent() -> None:
@@ -374,8 +370,7 @@ def test_after_a_row_that_failed_nothing_that_its_session_sent_later_is_sent() -
         sent = desk.send()
         assert sent.users[0] in (b"g1", b"h1")
         sent.stored()
-    assert other.result().stored == 2
-    assert desk.is_empty()
+    desk.delivered(other)
 
 
 @pytest.mark.promise("session-failed-spends")

@@ -55,8 +55,7 @@ def test_a_row_goes_from_its_frame_to_its_acknowledgement_and_leaves_nothing() -
     sent.stored()
     assert desk.finished() == [frame]
     assert desk.finished() == [], "once"
-    assert frame.result().stored == 10
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 # ---- throttling, retries
@@ -398,9 +397,7 @@ def test_an_aggregate_in_an_unknown_shard_goes_raw_when_no_map_comes_in_time() -
     again = desk.send()
     assert again.data == [b"%d" % i for i in range(10)], "ten records, and no aggregate"
     again.stored("shard-9")
-    assert frame.result().stored == 10
-    assert frame.result().possible_duplicates == 10
-    assert desk.is_empty()
+    desk.delivered(frame, copies=10)
 
 
 @pytest.mark.promise("rows-wait-lanes-sorted")
@@ -421,8 +418,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     assert [int(data) for data in sent.users] == list(range(400))
     assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == ["merged"]
     sent.stored("merged")
-    assert frame.result().stored == 400
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 @pytest.mark.promise("request-sent-before")
@@ -510,8 +506,7 @@ def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_i
     desk.send().stored()
     assert not frame.finished, "the map is as old as the question"
     desk.set_map(even_map(1))
-    assert frame.result().stored == 10
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
@@ -833,8 +828,7 @@ def test_rows_that_wait_alone_go_without_those_whose_owner_is_gone() -> None:
         sent.stored()
     assert gone.finished
     assert desk.finished() == [stays]
-    assert stays.result().stored == 8
-    assert desk.is_empty()
+    desk.delivered(stays)
 
 
 def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_next_row() -> None:
@@ -896,8 +890,7 @@ def test_two_aggregates_in_shards_that_are_not_known_wait_for_the_map_each_for_i
     sent.answer([{"SequenceNumber": "1", "ShardId": shard_id} for shard_id in ("low", "high")])
     assert not frame.finished
     desk.set_map(HALVES)
-    assert (frame.result().stored, frame.result().possible_duplicates) == (10, 0)
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 @pytest.mark.parametrize("shard_id", ["low", "high"])

@@ -166,8 +166,7 @@ def test_a_frame_expires_alone_and_the_younger_ones_of_its_job_are_delivered() -
     assert old.finished
     assert len(sent.data) == 5
     sent.stored()
-    assert young.result().stored == 5
-    assert desk.is_empty()
+    desk.delivered(young)
 
 
 @pytest.mark.promise("ttl-nothing-dropped")
@@ -255,8 +254,7 @@ def test_other_failures_and_whole_requests_that_are_throttled_are_tried_again_al
     desk.send().answer([BROKEN, GOOD])
     desk.send_when_due().fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False))
     desk.send_when_due().stored()
-    assert frame.result().stored == 2
-    assert desk.is_empty()
+    desk.delivered(frame)
 
 
 # ---- possible duplicates
