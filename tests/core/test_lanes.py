@@ -458,6 +458,7 @@ def test_a_lane_without_a_pacer_waits_longer_after_each_answer_in_a_row_that_thr
         holds.append(lane.hold_until)
     assert holds == [15.0, 25.0, 25.0, 15.0]
     assert (lane.backs_off(14.9), lane.backs_off(15.0)) == (True, False)
+    assert (lane.is_paced(5.0), lane.use(5.0), lane.aggregate_max_bytes) == (False, 0.0, 0)
 
 
 # ---- lanes that go alone
