@@ -42,8 +42,8 @@ def test_every_accepted_row_ends_once_and_every_row_that_is_acknowledged_can_be_
     assert broken is None, broken
 
 
-A_THOUSAND = range(1_000, 2_000, 200)
-"""The first seeds of each 200 stories."""
+SIX_HUNDRED = range(1_000, 1_600, 200)
+"""The first seeds of each 200 stories.  ``./dev simulate`` tells as many as one likes."""
 
 
 @cache
@@ -55,8 +55,8 @@ def tell_200(first: int) -> tuple[LawBroken | None, frozenset[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", A_THOUSAND)
-def test_every_law_holds_in_a_thousand_stories(first: int) -> None:
+@pytest.mark.parametrize("first", SIX_HUNDRED)
+def test_every_law_is_kept_in_six_hundred_stories(first: int) -> None:
     broken, _ = tell_200(first)
     assert broken is None, broken
 
@@ -64,7 +64,7 @@ def test_every_law_holds_in_a_thousand_stories(first: int) -> None:
 @pytest.mark.slow
 def test_the_stories_meet_whatever_a_row_can_meet() -> None:
     met: set[str] = set()
-    for first in A_THOUSAND:
+    for first in SIX_HUNDRED:
         met |= tell_200(first)[1]
         if met >= IS_MET:
             break

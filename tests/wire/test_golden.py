@@ -6,7 +6,6 @@ A daemon takes clients of its own and of the previous minor version (docs/operat
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -108,13 +107,3 @@ def test_a_client_understands_a_daemon_of_an_earlier_version(version: str) -> No
     assert failure.rows == (tally.records - 1,)
     assert failure.code == next(code.code for ack in acks for code in ack.codes)
     assert blocked.reason in reason
-
-
-def test_the_files_of_a_version_are_written_once(tmp_path: Path) -> None:
-    """Text and bytes survive the file; a second attempt changes nothing."""
-    path = tmp_path / "9.9" / "messages.txt"
-    golden.write(path, [*golden.messages()])
-    assert golden.read(path) == [*golden.messages()]
-    with pytest.raises(FileExistsError):
-        golden.write(path, [])
-    assert golden.read(path) == [*golden.messages()]
