@@ -15,9 +15,7 @@ REFUSAL = RequestFailed("SerializationException", "", maybe_stored=False, status
 
 def taken_in(desk: Desk, rows: int = 1) -> str:
     """The format of the next request."""
-    desk.submit(rows)
-    desk.sort()
-    sent = desk.send()
+    sent = desk.put(rows)
     sent.stored()
     return sent.format
 
@@ -46,8 +44,7 @@ def test_rows_refused_in_cbor_go_in_json_and_all_that_follow(wire_format: str, s
     """No row waits for it, none counts as failed, and the stream's health does not change."""
     desk = Desk(wire_format=wire_format, is_aws=True)
     assert taken_in(desk) == "cbor"
-    frame = desk.submit(10)
-    desk.sort()
+    frame = desk.queue(10)
     first = desk.send()
     first.fail(refusal := RequestFailed(code, "m", maybe_stored=False, status=status))
     again = desk.send()
@@ -64,8 +61,7 @@ def test_rows_refused_in_cbor_go_in_json_and_all_that_follow(wire_format: str, s
 
 def test_rows_that_json_cannot_carry_either_are_no_reason_to_leave_cbor() -> None:
     desk = Desk(wire_format="cbor")
-    frame = desk.submit(1)
-    desk.sort()
+    frame = desk.queue(1)
     while not frame.finished:
         desk.send_when_due().fail(REFUSAL)
     assert [code for _, code, _ in ends_of(frame).values()] == ["REQUEST_REFUSED"]
@@ -76,8 +72,7 @@ def test_rows_that_json_cannot_carry_either_are_no_reason_to_leave_cbor() -> Non
 
 def test_of_many_rows_the_one_that_is_refused_fails_alone_and_cbor_stays() -> None:
     desk = Desk(wire_format="cbor")
-    frame = desk.submit(40)
-    desk.sort()
+    frame = desk.queue(40)
     while not frame.finished:
         sent = desk.send_when_due()
         if b"row 17" in sent.data:
@@ -99,18 +94,14 @@ def test_of_many_rows_the_one_that_is_refused_fails_alone_and_cbor_stays() -> No
 )
 def test_other_failures_do_not_concern_the_format(failed: RequestFailed) -> None:
     desk = Desk(wire_format="cbor")
-    desk.submit(2)
-    desk.sort()
-    desk.send().fail(failed)
+    desk.put(2).fail(failed)
     desk.now += 60
     assert desk.send().format == "cbor"
 
 
 def test_an_answer_that_stores_nothing_does_not_show_that_json_is_taken() -> None:
     desk = Desk(wire_format="cbor")
-    desk.submit(2)
-    desk.sort()
-    desk.send().fail(REFUSAL)
+    desk.put(2).fail(REFUSAL)
     desk.send().answer([{"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}] * 2)
     assert desk.pipeline.cbor_refused_as is None
     desk.now += 60
@@ -119,16 +110,13 @@ def test_an_answer_that_stores_nothing_does_not_show_that_json_is_taken() -> Non
 
 def test_a_refused_request_in_json_is_a_refused_request() -> None:
     desk = Desk(wire_format="json")
-    desk.submit(1)
-    desk.sort()
-    desk.send().fail(REFUSAL)
+    desk.put(1).fail(REFUSAL)
     assert desk.pipeline.stats.record_errors == {"REQUEST_REFUSED": 1}
 
 
 def test_rows_that_may_be_stored_are_said_so_when_they_go_in_json() -> None:
     desk = Desk(wire_format="cbor")
-    frame = desk.submit(1)
-    desk.sort()
+    frame = desk.queue(1)
     sent = desk.send()
     (lane,) = desk.pipeline.lanes
     assert lane.pacer is not None
@@ -144,9 +132,7 @@ def test_part_of_the_rows_shows_nothing_of_the_others() -> None:
     """Requests of another stream leave room for three of them: the row that was refused may be another one."""
     node, other = NodeInFlight(200_000, 30_000), object()
     desk = Desk(wire_format="cbor", in_flight=node)
-    desk.submit([(b"k", b"x" * 9_999, None)] * 9)
-    desk.sort()
-    first = desk.send()
+    first = desk.put([(b"k", b"x" * 9_999, None)] * 9)
     assert len(first.data) == 9
     first.fail(REFUSAL)
     node.take(other, node.room(other))
@@ -159,12 +145,9 @@ def test_part_of_the_rows_shows_nothing_of_the_others() -> None:
 @pytest.mark.law("Lane")
 def test_the_order_of_a_key_holds() -> None:
     desk = Desk(wire_format="cbor", per_key=True)
-    desk.submit([(b"k", b"%d" % number, None) for number in range(10)])
-    desk.sort()
-    first = desk.send()
+    first = desk.put([(b"k", b"%d" % number, None) for number in range(10)])
     first.fail(REFUSAL)
-    desk.submit([(b"k", b"10", None)])
-    desk.sort()
+    desk.queue([(b"k", b"10", None)])
     found = []
     while (sent := desk.try_send()) is not None:
         assert sent.format == "json"

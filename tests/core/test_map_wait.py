@@ -560,17 +560,3 @@ def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     wait.failed("InternalFailure", "for now", 3.0)
     # A failure of our own credentials is not an answer of the service.
     assert wait.ends_at == (13.0 if code in UNANSWERED else 12.0)
-
-
-@pytest.mark.parametrize(("code", "message"), [DENIED, MISSING, THROTTLED])
-def test_nothing_of_a_wait_that_is_over_is_left(code: str, message: str) -> None:
-    wait = MapWait(aggregates=True)
-    wait.begin(1.0, 10.0)
-    wait.failed(code, message, 2.0)
-    wait.go_plain()
-    assert (wait.error, wait.plain) == (f"{code}: {message}", True)
-    wait.over()
-    assert (wait.error, wait.denied, wait.plain, wait.ends_at) == ("", False, False, float("inf"))
-    wait.begin(20.0, 10.0)
-    assert wait.ends_at == 30.0
-    assert not wait.refuses(30.0)

@@ -96,7 +96,7 @@ def cold_bursts(world: World, rows: int, record_bytes: int) -> float:
     cold = world.callers(4, frame_for(rows, record_bytes, COLD))
     for caller in cold:
         caller.bursts(16, 1.0)
-    while min(len(caller.bursts_ended) for caller in cold) < 5:
+    while min(len(caller.bursts_ended) for caller in cold) < 4:
         world.run(0.25)
     return sum(16 * rows / caller.burst_seconds() for caller in cold)
 
@@ -104,8 +104,8 @@ def cold_bursts(world: World, rows: int, record_bytes: int) -> float:
 def cold_steady(world: World, rows: int, record_bytes: int) -> float:
     for caller in world.callers(4, frame_for(rows, record_bytes, COLD)):
         caller.steady()
-    world.run(3)
-    return world.rates(4)[1]
+    world.run(2)
+    return world.rates(3)[1]
 
 
 @pytest.mark.promise("60-callers-hot-shard", "60-callers-hot-shard-leave")
@@ -118,11 +118,11 @@ def test_60_callers_of_a_hot_shard_leave_4_of_cold_shards_their_throughput(
     rows = 250_000 // (record_bytes + 40) // len(COLD) * len(COLD)
 
     def measure(hot: bool) -> float:
-        world = World(aggregate=aggregate)
+        world = World(aggregate=aggregate, limit_bytes=32 * MIB)
         callers = world.callers(60, frame_for(rows, record_bytes, HOT))
         for caller in callers if hot else ():
             caller.steady()
-        world.run(15 if hot else 1)
+        world.run(8 if hot else 1)
         assert not hot or world.budget.used_bytes > 0.8 * world.budget.limit_bytes, "the queue is full"
         return cold(world, rows, record_bytes)
 
@@ -200,9 +200,9 @@ def test_a_shard_that_answers_after_6_seconds_costs_the_others_little(
     world = World(aggregate=aggregate)
     callers(world, record_bytes)
     world.run(3)
-    before = world.rates(3)[1]
+    before = world.rates(2)[1]
     world.stream.shards[0].delay_seconds = 6.0
-    during = [world.rates(5)[1] for _ in range(4)]
+    during = [world.rates(5)[1] for _ in range(3)]
     assert before > 0.95 * len(COLD) * quota(record_bytes, aggregate=aggregate)
     assert min(during) >= 0.7 * before, f"{[round(rate / before, 2) for rate in during]} of {before:.0f} rows/s"
 
@@ -230,7 +230,7 @@ def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
     own_shards(world, 1_000)
     world.run(3)
     world.stream.shards[0].delay_seconds = 30.0
-    during = [world.rates(3)[1] for _ in range(6)]
+    during = [world.rates(3)[1] for _ in range(4)]
     assert min(during) >= 0.9 * 15_000, f"{[round(rate) for rate in during]} of 15,000 rows/s"
     assert (world.pipeline.silent_shards, world.pipeline.in_outage) == (1, False)
 
@@ -265,7 +265,7 @@ def test_an_outage_of_10_minutes_makes_few_requests_and_is_over_within_seconds(
         pass
     first_seconds = world.now - over_at
     assert first_seconds <= 12, f"the first answer after {first_seconds:.1f} s"
-    speeds = [world.rates(1.0)[1] / (full * 15 / 16) for _ in range(10)]
+    speeds = [world.rates(1.0)[1] / (full * 15 / 16) for _ in range(8)]
     assert min(speeds[5:]) >= 0.9, f"each second after the first answer: {[round(speed, 2) for speed in speeds]}"
     for session in world.sessions:
         assert isinstance(session, Caller)
@@ -309,7 +309,7 @@ def test_a_storm_in_which_every_entry_is_throttled_is_over_within_5_seconds(rule
     [
         (4_000, False, 60, 0.75),
         pytest.param(4_000, True, 60, 0.55, marks=pytest.mark.slow),
-        pytest.param(10 * MIB - 300, True, 180, 0.75, marks=pytest.mark.slow),
+        pytest.param(10 * MIB - 300, True, 90, 0.75, marks=pytest.mark.slow),
     ],
 )
 def test_a_slow_uplink_is_used(record_bytes: int, falls: bool, seconds: float, least: float) -> None:
@@ -340,7 +340,7 @@ def test_a_slow_uplink_is_used(record_bytes: int, falls: bool, seconds: float, l
 @pytest.mark.promise("throttles-random-leave")
 @pytest.mark.parametrize(("record_bytes", "aggregate"), [(1_000, False), (100, True)])
 def test_a_shard_is_shared_with_another_producer_and_used_alone_again(record_bytes: int, aggregate: bool) -> None:
-    """Another one takes half of a shard for a minute.  Measured: 1 % of our entries are throttled, and 90 % of the
+    """Another one takes half of a shard for half a minute.  Measured: 1 % of our entries are throttled, and 90 % of the
     quota are ours again within 5 s."""
     world = World(aggregate=aggregate)
     full = quota(record_bytes, aggregate=aggregate)
@@ -349,7 +349,7 @@ def test_a_shard_is_shared_with_another_producer_and_used_alone_again(record_byt
     world.run(6)
     shard = world.stream.shards[0]
     theirs: list[bool] = []
-    leaves_at = world.now + 60
+    leaves_at = world.now + 30
 
     def foreign() -> None:
         theirs.extend(shard.admit(1_000, world.now) for _ in range(25))
@@ -359,7 +359,7 @@ def test_a_shard_is_shared_with_another_producer_and_used_alone_again(record_byt
     results = world.kinesis.results
     before = Counter(results)
     foreign()
-    ours = [world.rates(20)[0] / full for _ in range(3)]
+    ours = [world.rates(10)[0] / full for _ in range(3)]
     assert all(0.45 <= rate <= 0.65 for rate in ours), f"{ours}"
     assert sum(theirs) >= 0.95 * len(theirs), "and they have theirs"
     throttled = (results - before)[THROTTLED] / (results - before).total()

@@ -6,7 +6,6 @@ If one of its records belonged to another shard than the first, Amazon's consume
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +27,7 @@ from tests.core.rows import even_map, sorted_of
 from tests.core.stories import HIGH, INVALID, LOW, SLOW_DOWN, Desk, Sent, ends_of, on_the_wire
 from tests.core.strategies import inner_records
 from tests.simulation.setting import ADDRESS, make_rules
+from tests.simulation.story import first_broken
 
 
 def stored_by(*shard_ids: str) -> list[dict[str, str]]:
@@ -182,37 +182,12 @@ def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(
     assert service.desk.is_empty()
 
 
-@settings(max_examples=30)
-@given(
-    rows=payloads_with_users(),
-    shards=st.sampled_from([1, 4]),
-    faults=st.sets(st.sampled_from(["throttle", "fail"])),
-    changes=st.lists(st.sampled_from(["", "", "split", "merge"]), min_size=8, max_size=8),
-)
-def test_partial_failures_and_splits_lose_nothing_and_copies_are_told(
-    rows: list[tuple[bytes, Users]], shards: int, faults: set[Literal["throttle", "fail"]], changes: list[str]
-) -> None:
+def test_partial_failures_and_splits_lose_nothing_and_copies_are_told() -> None:
     """A row is sent again whole until all of its parts are stored by one request."""
-    service = Service(shards)
-    service.kinesis.standing += [Fault(how, fraction=0.1) for how in sorted(faults)]
-    frames = []
-    for (payload, _), change in zip(rows, changes, strict=False):
-        frames.append(service.submit([payload]))
-        first, *others = [shard.shard_id for shard in service.stream.open_shards]
-        if change == "merge" and others:
-            service.stream.merge_shards(first, others[0], now=service.desk.now)
-        elif change:
-            service.stream.split_shard(others[-1] if others else first, now=service.desk.now)
-        for sent in service.desk.send_all():
-            service.answer(sent)
-    service.deliver(*frames)
-    read = service.read()
-    assert set(read) == set(wanted([user for _, users in rows for user in users]))
-    assert [frame.result().stored for frame in frames] == [1] * len(rows)
-    counted = service.desk.pipeline.stats.possible_duplicate_records.total()
-    assert counted == sum(frame.result().possible_duplicates for frame in frames)
-    assert counted or max(read.values()) == 1
-    assert service.desk.is_empty()
+    faults = [Fault("throttle", fraction=0.1), Fault("fail", fraction=0.1)]
+    mixed = {"kind": "mixed", "reshards": True, "made_again": False, "ending": "idle", "faults": faults}
+    broken = first_broken(range(8), aggregate=True, per_key=False, aggregates=True, **mixed)
+    assert broken is None, broken
 
 
 def test_each_shard_gets_one_entry_and_a_single_record_goes_plain_with_its_own_hash_key() -> None:
@@ -226,15 +201,6 @@ def test_each_shard_gets_one_entry_and_a_single_record_goes_plain_with_its_own_h
     assert sent.entries[0]["ExplicitHashKey"] == HIGH.decode()
     service.answer(sent)
     assert frame.finished
-
-
-def test_a_record_that_is_an_aggregate_itself_stays_wrapped() -> None:
-    """A consumer takes apart one layer, as it would have done without us."""
-    service = Service(4)
-    nested = aggregate_of([InnerRecord(b"deep", None, b"1"), InnerRecord(b"deeper", HIGH, b"2")])
-    users = [InnerRecord(b"a", LOW, nested), InnerRecord(b"b", HIGH, b"other"), InnerRecord(b"c", None, nested)]
-    service.deliver(service.submit([aggregate_of(users)]))
-    assert service.read() == wanted(users)
 
 
 # ---- failures

@@ -549,8 +549,7 @@ def test_a_request_that_was_slow_answers_late_even_if_answers_need_longer_by_now
 def test_while_nothing_passes_what_is_out_for_long_holds_up_no_other_and_counts_for_the_limits(limit: str) -> None:
     desk = Desk(even_map(8), request_max_records=1, request_max_bytes=1_000)
     desk.open_window()
-    desk.queue(spread(16))
-    first = desk.send()
+    first = desk.put(spread(16))
     desk.now += 2.0
     second, *failing = [desk.send() for _ in range(1 + FAILURES_TO_HOLD)]
     for sent in failing:

@@ -124,27 +124,6 @@ def test_in_doubt_no_part_is_believed() -> None:
     assert judge(request, answer("shard-0", "shard-1"), known).classes.tolist() == [UNSURE] * 2
 
 
-@pytest.mark.parametrize("shard_id", ["low", "high"])
-def test_a_part_is_looked_at_as_a_whole(shard_id: str) -> None:
-    request = request_of_aggregates([TWO_AND_ONE], even_map(1))
-    assert judge(request, answer("shard-0"), known_from(even_map(1))).classes.tolist() == [STORED]
-    assert judge(request, answer(shard_id), known_from(HALVES)).classes.tolist() == [STRAYED]
-
-
-def test_a_part_may_stray_into_the_shard_of_the_rows_first_record() -> None:
-    request = request_of_aggregates([[*TWO_AND_ONE, InnerRecord(b"d", HIGH, b"4")]], even_map(2))
-    verdicts = judge(request, answer("shard-0", "shard-0"), known_from(even_map(2)))
-    assert (verdicts.classes.tolist(), verdicts.partly) == ([STRAYED] * 2, [])
-
-
-def test_one_such_row_says_nothing_about_its_neighbours() -> None:
-    request = request_of_aggregates([TWO_AND_ONE, TWO_AND_ONE, TWO_AND_ONE], even_map(2))
-    results = answer("shard-0", "shard-1", THROTTLED, "shard-1", "shard-0", "shard-1")
-    verdicts = judge(request, results, known_from(even_map(2)))
-    assert verdicts.classes.tolist() == [STORED, STORED, 1, 1, STORED, STORED]
-    assert verdicts.partly == [2]
-
-
 # ---- all of it, against an oracle
 
 
