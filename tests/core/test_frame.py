@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -181,20 +179,6 @@ def test_an_acknowledgement_counts_rows_sent_again_throttled_and_maybe_stored_tw
     quiet.store(1)
     ack = on_the_wire(quiet.result())
     assert (ack.retries, ack.throttled, ack.possible_duplicates) == (0, 0, 0)
-
-
-def test_rows_expire_after_their_time_from_when_they_were_accepted() -> None:
-    frame = a_frame(1)
-    assert frame.expires_at == inf
-    frame.accept(100.0, 30.0)
-    assert frame.expires_at == 130.0
-
-
-def test_only_rows_that_an_earlier_daemon_had_outlast_a_service_that_is_away() -> None:
-    away, other = (RowEnd(Outcome.NOT_STORED, code, "m") for code in (Code.UNREACHABLE, Code.STREAM_NOT_FOUND))
-    for patient in (False, True):
-        frame = Frame(object(), 1, good_rows(1), 5_000, patient=patient)
-        assert (frame.outlasts(away), frame.outlasts(other)) == (patient, False)
 
 
 def test_of_several_withdrawals_the_earliest_row_counts_and_for_one_row_the_first_call() -> None:

@@ -156,6 +156,15 @@ def test_the_wait_begins_with_the_first_row_and_not_before(aggregate: bool, seco
     assert desk.begin()
 
 
+def test_a_denial_before_the_first_row_begins_no_wait() -> None:
+    desk = Desk(known=False, aggregate=True)
+    desk.map_failed(*DENIED)
+    desk.now += 20.0
+    desk.submit(1)
+    assert not desk.begin()
+    assert desk.due() == desk.now + 10.0
+
+
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_a_batch_that_is_to_be_sorted_does_not_wait_for_a_list_that_has_come(aggregate: bool) -> None:
     desk = Desk(aggregate=aggregate)

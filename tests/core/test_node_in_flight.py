@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from producerd.core.budget import NodeInFlight
 from tests.core.rows import Row, even_map
-from tests.core.stories import INVALID, UNSENT, Desk, Sent, reload
+from tests.core.stories import INVALID, UNSENT, Desk, reload
 
 pytestmark = pytest.mark.law("NodeInFlight")
 FLOOR: int = 100_000
@@ -205,37 +202,3 @@ def test_a_record_larger_than_a_request_in_a_refused_one_waits_until_nothing_is_
         sent.stored_as_predicted()
     assert desk.finished() == [frame]
     assert desk.is_empty()
-
-
-@settings(max_examples=12)
-@given(
-    random=st.randoms(use_true_random=True),
-    request_max_bytes=st.sampled_from([30_000, 200_000]),
-    larger=st.sampled_from([0, 150_000, 600_000]),
-)
-def test_many_streams_send_at_random_and_each_goes_on_without_the_others_answers(
-    random: Random, request_max_bytes: int, larger: int
-) -> None:
-    node = NodeInFlight(10 * FLOOR, FLOOR)
-    streams = desks(5, node, request_max_bytes=request_max_bytes)
-    on_their_way: list[tuple[Desk, Sent]] = []
-    for stream in streams:
-        fill(stream, random.choice([10, 300]), random.choice([100, 5_000]))
-        if larger:
-            fill(stream, random.randint(1, 2), larger)
-    for _ in range(400):
-        stream = random.choice(streams)
-        had_none = not stream.pipeline.requests_in_flight
-        if (sent := stream.try_send()) is not None:
-            on_their_way.append((stream, sent))
-        else:
-            stream.finished()
-            waits = is_held(stream) or stream.pipeline.next_time() is not None if larger else False
-            assert not had_none or stream.pipeline.idle or waits, "nothing is in flight, and the stream may not send"
-        assert node.used_bytes <= node.limit_bytes + larger + 100
-        if on_their_way and random.random() < 0.4:
-            _, sent = on_their_way.pop(random.randrange(len(on_their_way)))
-            sent.stored_as_predicted()
-    for _, sent in on_their_way:
-        sent.stored_as_predicted()
-    assert is_unused(node)

@@ -16,11 +16,9 @@ from producerd.core.rows import intake, sorting
 from producerd.core.rows.buffers import JOB_CHARGE_BYTES
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.intake import CheckedRows
-from producerd.core.rows.job import IN_REQUEST, MAYBE_CAUSES, QUEUED, SETTLED, Job
+from producerd.core.rows.job import IN_REQUEST, QUEUED, SETTLED, Job
 from producerd.core.rows.sorting import SHARED_BYTES, SPAN_BYTES, SortedRows
 from producerd.core.rows.spans import (
-    FAULTS_TO_SUSPECT,
-    RAW_FROM_STRAYS,
     explicit_hash_key_of,
     hash_key_of,
     place,
@@ -29,7 +27,7 @@ from producerd.core.rows.spans import (
 )
 from producerd.core.shards import hash_keys as hash_keys_module
 from producerd.core.shards import md5
-from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY, U64
+from producerd.core.shards.hash_keys import I32, U64
 from producerd.core.shards.shard_map import ShardMap
 from producerd.testing import hash_of
 from producerd.wire.columns import RECORD_CHARGE_BYTES
@@ -110,12 +108,6 @@ def test_null_keys_are_spread_over_all_shards_by_the_seed() -> None:
     again = sorted_of([rows_of(rows)], shard_map, 1)
     assert (again.job.order == result.job.order).all()
     assert (sorted_of([rows_of(rows)], shard_map, 2).job.order != result.job.order).any()
-
-
-def test_a_row_with_a_null_key_and_a_hash_key_goes_where_that_says() -> None:
-    rows: list[Row] = [(None, b"d", b"%d" % MAX_HASH_KEY)] * 20
-    result = sorted_of([rows_of(rows)], even_map(16), 1)
-    assert [place for place, _ in result.spans] == [15]
 
 
 def test_null_keys_of_one_job_have_hash_keys_anywhere_in_128_bits_and_each_its_own() -> None:
@@ -222,22 +214,6 @@ def test_neighbouring_spans_are_one_run_if_they_are_of_one_job() -> None:
     assert runs_of([d, a, b, d]) == [(job, d.first, d.last), (job, 0, b.last), (job, d.first, d.last)]
     assert runs_of([a, f, g]) == [(job, 0, a.last), (other, f.first, g.last)]
     assert records_of([a, f, g]) == a.records + f.records + g.records
-
-
-@pytest.mark.parametrize("faults", range(FAULTS_TO_SUSPECT + 2))
-def test_rows_are_suspected_after_some_faults_of_kinesis(faults: int) -> None:
-    _, result, _ = a_job(1, 3, shards=1)
-    assert result.spans[0][1]._replace(faults=faults).failing is (faults >= FAULTS_TO_SUSPECT)
-
-
-def test_a_span_is_cut_in_two_without_a_row_lost() -> None:
-    _, result, _ = a_job(1, 50, shards=1)
-    _, span = result.spans[0]
-    left, right = span._replace(attempts=3, strays=RAW_FROM_STRAYS).cut(20)
-    assert (left.first, left.last, right.first, right.last) == (0, 20, 20, 50)
-    assert (left.attempts, right.attempts, left.raw, right.raw) == (3, 3, True, True)
-    assert int(left.sizes()[-1] + right.sizes()[-1]) == int(span.sizes()[-1])
-    assert explicit_hash_key_of(right, 20) is None, "its hash key is its partition key's"
 
 
 # ---- rows in another order, in place
@@ -434,11 +410,3 @@ def test_a_job_finds_a_frame_s_rows_from_a_number_on_and_the_queued_ones_among_t
         assert job.queued_positions_of(frame, 15).tolist() == positions.tolist()
         job.begin(int(positions[0]), int(positions[0]) + 1)
         assert job.queued_positions_of(frame, 15).tolist() == positions[1:].tolist()
-
-
-@pytest.mark.parametrize("cause", MAYBE_CAUSES)
-def test_a_job_keeps_the_cause_for_which_each_row_may_be_stored(cause: str) -> None:
-    job, _, _ = a_job(1, 5)
-    job.mark_maybe_stored(1, 3, cause)
-    assert job.maybe_stored is not None
-    assert [MAYBE_CAUSES[at] for at in job.maybe_stored.tolist()] == ["", cause, cause, "", ""]
