@@ -250,18 +250,10 @@ def test_it_aggregates_lanes_where_that_pays_and_can_be() -> None:
     assert columnar.suited([*others, *enough]) == [False] * len(others) + [True] * lanes
     one_too_few = [*[some] * (lanes - 1), lane_rows([row] * (least + rest - 1))]
     assert not any(columnar.suited([*others, *one_too_few]))
-
-
-@pytest.mark.parametrize("fewer_bytes", [0, 1])
-def test_it_aggregates_rows_that_are_smaller_than_those_for_the_loop(fewer_bytes: int) -> None:
-    row: Row = (b"k", bytes(columnar.MOST_AGGREGATED_BYTES - 1 - fewer_bytes), None)
-    lane = lane_rows([row] * columnar.LEAST_AGGREGATED_ROWS, most_bytes=1 << 30)
-    assert columnar.suited([lane]) == [fewer_bytes == 1]
-
-
-def test_of_no_lanes_it_makes_no_aggregates() -> None:
-    assert columnar.suited([]) == []
-    assert list(columnar.aggregates([])) == []
+    assert columnar.suited([]) == [*columnar.aggregates([])] == []
+    for size, suits in ((columnar.MOST_AGGREGATED_BYTES - 1, False), (columnar.MOST_AGGREGATED_BYTES - 2, True)):
+        rows: list[Row] = [(b"k", bytes(size), None)] * columnar.LEAST_AGGREGATED_ROWS
+        assert columnar.suited([lane_rows(rows, most_bytes=1 << 30)]) == [suits]
 
 
 @pytest.mark.parametrize("data_bytes", [2_097_145, 2_097_146, 2_097_151, 2_097_152])

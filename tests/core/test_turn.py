@@ -5,44 +5,38 @@ from __future__ import annotations
 import pytest
 
 from producerd.core.filling import SortJob
-from producerd.core.gate import AdmissionGate, Refusal, Ticket
+from producerd.core.gate import AdmissionGate
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.requests import Request
 from producerd.core.turn import settle, take
-from producerd.wire.columns import Layout
+from tests.core.gates import GateCaller
 from tests.core.stories import Desk
 
 pytestmark = pytest.mark.law("Dispatcher", "AdmissionGate")
 
 
-class Caller:
-    """A session that takes every grant."""
+class TurnCaller(GateCaller):
+    """A caller that keeps the frames of which it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: AdmissionGate) -> None:
+        super().__init__(gate)
         self.acknowledged: list[Frame] = []
-        self.grants: list[int] = []
-
-    def may_receive(self, charge_bytes: int) -> bool:
-        return charge_bytes > 0
-
-    def granted(self, ticket: Ticket) -> None:
-        self.grants.append(ticket.frame_id)
-
-    def refused(self, ticket: Ticket, refusal: Refusal) -> None:
-        pytest.fail(f"frame {ticket.frame_id} was refused: {refusal}")
 
     def finished(self, frame: Frame) -> None:
         self.acknowledged.append(frame)
 
 
-def full(desk: Desk) -> tuple[AdmissionGate, Caller, Frame]:
-    """Let 9 records, too few for a batch, wait in a queue of 40 with room for one more, and a caller for room for 5."""
+def gate_of(desk: Desk) -> tuple[AdmissionGate, TurnCaller]:
     gate = AdmissionGate(desk.budget, desk.pipeline.refuses, max_frame_bytes=1 << 20, max_frame_records=10_000)
-    caller = Caller()
-    member = gate.join(caller)
+    return gate, TurnCaller(gate)
+
+
+def full(desk: Desk) -> tuple[AdmissionGate, TurnCaller, Frame]:
+    """Let 9 records, too few for a batch, wait in a queue of 40 with room for one more, and a caller for room for 5."""
+    gate, caller = gate_of(desk)
     desk.budget.take(30, 0)
     frame = desk.submit(9, caller)
-    gate.ask(member, 2, Layout(5, 0, 10), desk.now)
+    caller.ask(1_000, records=5, now=desk.now)
     assert caller.grants == []
     return gate, caller, frame
 
@@ -67,11 +61,10 @@ def test_rows_do_not_linger_while_a_caller_waits_for_room() -> None:
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_rows_of_a_session_do_not_linger_while_its_window_is_full(is_full: bool) -> None:
-    desk, caller = Desk(linger_seconds=60.0), Caller()
-    gate = AdmissionGate(desk.budget, desk.pipeline.refuses, max_frame_bytes=1 << 20, max_frame_records=10_000)
-    member = gate.join(caller)
+    desk = Desk(linger_seconds=60.0)
+    gate, caller = gate_of(desk)
     desk.submit(9, caller)
-    gate.window(member, desk.now, is_full=is_full)
+    gate.window(caller.member, desk.now, is_full=is_full)
     assert settle(desk.pipeline, gate, desk.now) is is_full
     assert (take(desk.pipeline, desk.now) is not None) is is_full
 
@@ -82,5 +75,5 @@ def test_the_room_of_an_acknowledged_frame_goes_to_the_caller_that_waits_in_the_
     desk.sort()
     desk.send().stored()
     assert settle(desk.pipeline, gate, desk.now), "the caller may have sent more"
-    assert (caller.acknowledged, caller.grants) == ([frame], [2])
+    assert (caller.acknowledged, caller.grants) == ([frame], [1])
     assert not settle(desk.pipeline, gate, desk.now)
