@@ -567,6 +567,9 @@ def test_while_nothing_passes_what_is_out_for_long_holds_up_no_other_and_counts_
     assert desk.try_send() is None
     reload(desk, **room)
     assert len(desk.send_all()) == 1, "a new one, which counts"
+    first.fail(UNSENT)
+    desk.now = desk.holds_until
+    assert desk.try_send() is None, "the new one counts on"
 
 
 # ---- when to look again
