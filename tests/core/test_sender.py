@@ -572,6 +572,19 @@ def test_while_nothing_passes_what_is_out_for_long_holds_up_no_other_and_counts_
     assert desk.try_send() is None, "the new one counts on"
 
 
+def test_after_an_outage_a_request_that_is_out_for_long_takes_nothing_of_the_window() -> None:
+    desk = Desk(even_map(8), request_max_records=1, request_max_bytes=1_000, max_in_flight_bytes=24_000)
+    desk.open_window()
+    desk.queue([(b"key %d" % i, b"x" * 900, None) for i in range(20)])
+    first, *failing = [desk.send() for _ in range(1 + FAILURES_TO_HOLD)]
+    for sent in failing:
+        sent.fail(UNSENT)
+    desk.now = first.request.sent_at + PROBE_SECONDS
+    (single,) = desk.send_all()
+    single.stored_as_predicted()
+    assert len(desk.send_all()) == 2, "the window has doubled"
+
+
 # ---- when to look again
 
 
