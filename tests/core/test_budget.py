@@ -123,6 +123,7 @@ def test_any_use_of_a_node_keeps_its_limit_and_what_the_others_claim(
             joined.discard(streams[leaver % count])
         if number == 30:
             node.set_limits(1_500, 1_500 // (2 * count))
+            assert (node.limit_bytes, node.floor_bytes) == (1_500, 1_500 // (2 * count))
         if number == 45:
             node.join(streams[leaver % count])
             joined.add(streams[leaver % count])
