@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,13 +82,14 @@ def test_a_node_reports_room_that_came_free_once() -> None:
     assert not node.take_freed(), "a row that settles frees no bytes"
     node.want(other, 500)
     assert not node.take_freed(), "the others leave more free"
-    for free in (
+    frees: list[Callable[[], None]] = [
         lambda: stream.release(1, 100),
         lambda: node.want(other, 300),
         lambda: node.want(other, 0),
         lambda: node.set_limits(600, 60),
         lambda: node.leave(stream),
-    ):
+    ]
+    for free in frees:
         free()
         assert [node.take_freed(), node.take_freed()] == [True, False]
 
@@ -118,13 +121,13 @@ def test_any_use_of_a_node_keeps_its_limit_and_what_the_others_claim(
     node.want(streams[0], wanted)
     for number, (place, bytes_, victim) in enumerate(steps):
         stream, charge = streams[place % count], 1 + bytes_
-        if number == 15:
+        if number == 4:
             node.leave(streams[leaver % count])
             joined.discard(streams[leaver % count])
-        if number == 30:
+        if number == 8:
             node.set_limits(1_500, 1_500 // (2 * count))
             assert (node.limit_bytes, node.floor_bytes) == (1_500, 1_500 // (2 * count))
-        if number == 45:
+        if number == 12:
             node.join(streams[leaver % count])
             joined.add(streams[leaver % count])
         if charge <= most(stream):

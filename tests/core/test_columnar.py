@@ -250,7 +250,7 @@ def test_it_aggregates_lanes_where_that_pays_and_can_be() -> None:
     assert columnar.suited([*others, *enough]) == [False] * len(others) + [True] * lanes
     one_too_few = [*[some] * (lanes - 1), lane_rows([row] * (least + rest - 1))]
     assert not any(columnar.suited([*others, *one_too_few]))
-    assert columnar.suited([]) == [*columnar.aggregates([])] == []
+    assert (columnar.suited([]), [*columnar.aggregates([])]) == ([], [])
     for size, suits in ((columnar.MOST_AGGREGATED_BYTES - 1, False), (columnar.MOST_AGGREGATED_BYTES - 2, True)):
         rows: list[Row] = [(b"k", bytes(size), None)] * columnar.LEAST_AGGREGATED_ROWS
         assert columnar.suited([lane_rows(rows, most_bytes=1 << 30)]) == [suits]

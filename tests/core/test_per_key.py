@@ -337,7 +337,7 @@ def test_whatever_is_answered_the_rows_of_a_key_are_delivered_in_their_order_and
 @pytest.mark.promise("consumer-reads-key-order")
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_a_consumer_reads_each_key_in_order_through_faults_splits_and_merges(aggregate: bool) -> None:
-    mixed = {"kind": "mixed", "reshards": True, "made_again": False, "ending": "idle"}
+    mixed: dict[str, Any] = {"kind": "mixed", "reshards": True, "made_again": False, "ending": "idle"}
     broken = first_broken(range(6), per_key=True, aggregate=aggregate, **mixed)
     assert broken is None, broken
 

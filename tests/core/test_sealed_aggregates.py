@@ -6,6 +6,7 @@ If one of its records belonged to another shard than the first, Amazon's consume
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -185,7 +186,7 @@ def test_every_record_of_every_aggregate_is_read_once_with_its_own_key(
 def test_partial_failures_and_splits_lose_nothing_and_copies_are_told() -> None:
     """A row is sent again whole until all of its parts are stored by one request."""
     faults = [Fault("throttle", fraction=0.1), Fault("fail", fraction=0.1)]
-    mixed = {"kind": "mixed", "reshards": True, "made_again": False, "ending": "idle", "faults": faults}
+    mixed: dict[str, Any] = {"kind": "mixed", "reshards": True, "made_again": False, "ending": "idle", "faults": faults}
     broken = first_broken(range(8), aggregate=True, per_key=False, aggregates=True, **mixed)
     assert broken is None, broken
 
