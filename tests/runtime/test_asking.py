@@ -15,7 +15,7 @@ from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.stream import Stream
 from producerd.wire.frames import Service
-from tests.runtime.virtual_time import VirtualLoop
+from tests.runtime.virtual_time import live
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 SLOW = RequestFailed("LimitExceededException", "slow down", maybe_stored=False)
@@ -64,8 +64,7 @@ def test_all_who_ask_meanwhile_share_one_question_and_its_answer_serves_for_two_
                 assert service.asked == asked
         assert len(heard) == 102
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
+    live(story())
 
 
 async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:

@@ -45,6 +45,8 @@ CONFIG: Final = Config(
     defaults=StreamSettings(linger_seconds=0, max_in_flight_requests=1),
 )
 
+LINGERING: Final = Config(node=CONFIG.node, defaults=StreamSettings(linger_seconds=3_600))
+
 
 class Service:
     """Stores each request once ``answers`` is set."""
@@ -140,8 +142,16 @@ class Life:
     """A daemon at work, and what is around it."""
 
     def __init__(
-        self, config: Config, load: Callable[[], Config], path: Path, executor: ThreadPoolExecutor, *, owned: bool
+        self,
+        config: Config,
+        load: Callable[[], Config],
+        path: Path,
+        executor: ThreadPoolExecutor,
+        log: list[Any],
+        *,
+        owned: bool,
     ) -> None:
+        self.log = log
         self.loop = asyncio.get_running_loop()
         self.service = Service()
         self.systemd = Systemd()
@@ -259,9 +269,9 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
     monkeypatch.setattr(allocator, "aside", at_once)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
 
-    async def whole(story: Story, config: Config, load: Callable[[], Config], owned: bool) -> None:
+    async def whole(story: Story, config: Config, load: Callable[[], Config], log: list[Any], owned: bool) -> None:
         with directory() as folder, ThreadPoolExecutor(1) as executor:
-            life = Life(config, load, folder / "daemon.sock", executor, owned=owned)
+            life = Life(config, load, folder / "daemon.sock", executor, log, owned=owned)
 
             def handle(number: int, call: Callable[..., None], *arguments: Any) -> None:
                 life.handlers[number] = lambda: call(*arguments)
@@ -288,7 +298,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
         story: Story, config: Config = CONFIG, *, load: Callable[[], Config] | None = None, owned: bool = False
     ) -> list[Any]:
         with capture_logs() as log, asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(whole(story, config, load or (lambda: config), owned))
+            runner.run(whole(story, config, load or (lambda: config), log, owned))
         return [line for line in log if line["log_level"] != "debug" and "stream" not in line]
 
     return run
@@ -464,6 +474,7 @@ ENDS: Final[dict[str, tuple[str, float, list[str], int]]] = {
         *("0 drain 10, 2 SIGTERM, 2 SIGINT", 2.0, ["producerctl 10", "SIGTERM 30", "SIGINT at once"], 5),
     ),
     "it outlives its owner by three seconds": ("4 owner", 7.0, ["owner 3"], 5),
+    "a signal's drain ends three seconds after its owner": ("0 SIGTERM, 4 owner", 7.0, ["SIGTERM 30", "owner 3"], 5),
     "it outlives its owner no longer while it empties its queues": (
         *("0 drain 20, 0 owner", 3.1, ["producerctl 20", "owner 3"], 5),
     ),
@@ -576,6 +587,40 @@ def test_what_the_deadline_ends_is_acknowledged_before_anything_else_happens(
     assert calls[-2:] == ["abandon", "settle"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "comes", "told"),
+    [("SIGTERM", True, ("returned", 20, "")), ("drain", True, ("stored", 20, "")), ("SIGTERM", False, None)],
+)
+def test_a_body_on_its_way_is_waited_for_as_long_as_it_may_take(
+    live: Live, asked: str, comes: bool, told: tuple[str, int, str] | None
+) -> None:
+    """An operator's drain still delivers what comes meanwhile, and it lingers no more."""
+    frame = rows(20)
+
+    async def story(life: Life) -> None:
+        client = life.client()
+        whole = body(1, frame)
+        tell(client.protocol, reserve(1, frame) + whole[:100])
+        await asyncio.sleep(1.0)
+        if asked == "drain":
+            drained = asyncio.create_task(life.daemon.drain(10.0))
+        else:
+            life.signal()
+        await asyncio.sleep(1.0)
+        assert not life.serving.done()
+        if comes:
+            tell(client.protocol, whole[100:])
+        code, at = await life.ends()
+        assert (code, int(at)) == (0, 2 if comes else 10), "a body has ten seconds, and some more for its bytes"
+        ended = codes_of(client)
+        assert ended[-1][0] == "close"
+        assert [each for each in ended if each[0] in ("returned", "stored")] == ([told] if told else [])
+        if asked == "drain":
+            assert await drained == Drained(10.0, 0, 0)
+
+    live(story, LINGERING)
+
+
 def test_the_operator_has_the_queues_emptied_first_and_then_the_rest_returned(live: Live) -> None:
     drained: list[Drained] = []
 
@@ -606,7 +651,7 @@ def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> No
         assert await life.ends() == (0, 0.0)
         assert codes_of(client) == [("draining", 40, ""), ("stored", 5, ""), ("close", 0, Code.DRAINING)]
 
-    live(story, Config(node=CONFIG.node, defaults=StreamSettings(linger_seconds=3_600)))
+    live(story, LINGERING)
 
 
 # ---- lost records
@@ -664,6 +709,7 @@ def test_each_prometheus_reads_how_many_records_were_lost(live: Live) -> None:
         for seconds in (31.0, 15.0):
             await asyncio.sleep(seconds)
             assert not life.serving.done()
+            assert life.log[-1] == LOST, "it is logged before the wait"
             await life.daemon.render_metrics(everything=False)
         assert await life.ends() == (1, 50.0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +12,7 @@ import pytest
 
 from producerd.runtime import leaving
 from producerd.runtime.leaving import IdleTime, OwnerProcess
-from producerd.testing import FakeKinesis, Fault
-from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
-from tests.daemon import daemon, rows, session, until
-from tests.runtime.virtual_time import VirtualLoop
+from tests.runtime.virtual_time import live
 
 
 def start_of(pid: int) -> int:
@@ -28,14 +24,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "600"]) as running:
         yield running
         running.kill()
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    kinesis = FakeKinesis()
-    kinesis.create_stream("flights", shards=2)
-    with serve_in_thread(kinesis) as running:
-        yield running
 
 
 # ---- the owner
@@ -90,8 +78,7 @@ def test_without_a_pidfd_a_process_is_looked_at_each_second(lacks_it: str, monke
         monkeypatch.delattr(os, "pidfd_open")
     else:
         monkeypatch.setattr(os, "pidfd_open", no_pidfd)
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        assert runner.run(watch()) == 3.0
+    assert live(watch()) == 3.0
 
 
 @pytest.mark.parametrize("later", [0, 1])
@@ -102,55 +89,7 @@ def test_an_id_that_is_another_process_s_by_now_has_ended(process: subprocess.Po
         asyncio.run(asyncio.wait_for(owner.ends(), 10))
 
 
-@pytest.mark.parametrize("drains", [False, True])
-def test_the_daemon_ends_soon_after_its_owner_though_records_are_left(
-    process: subprocess.Popen[bytes], server: FakeServer, drains: bool
-) -> None:
-    """Also while it drains because of a signal, for which it has a minute."""
-    owner = f"--owner={process.pid}:{start_of(process.pid)}"
-    server.kinesis.standing.append(Fault("hang"))
-    with daemon(server.url, options=[owner], drain_timeout_seconds=60, exit_code=None) as running:
-        with session(running, deliver=True) as client:
-            client.put(rows(10))
-            until(lambda: running.metrics()["queue_records"] == 10)
-        if drains:
-            running.signal()
-            until(lambda: "draining signal=SIGTERM" in running.log)
-        process.kill()
-        ended_at = time.monotonic()
-        assert running.wait() == 1
-        assert time.monotonic() - ended_at < 5
-        assert f"owner_ended={process.pid}" in running.log
-        assert "records were lost: their callers had gone" in running.log
-
-
 # ---- idle
-
-
-def test_a_daemon_that_nobody_uses_ends(server: FakeServer) -> None:
-    with daemon(server.url, exit_when_idle_seconds=0.3) as running:
-        assert running.wait() == 0
-        assert "idle_for_seconds=0.3" in running.log
-
-
-@pytest.mark.promise("ends-because-idle-followed")
-def test_a_client_and_its_records_keep_a_daemon(server: FakeServer) -> None:
-    with daemon(server.url, exit_when_idle_seconds=0.5, drain_timeout_seconds=60) as running:
-        with session(running) as client:
-            time.sleep(1.5)
-            client.put(rows(10))
-            assert client.acks()[0].stored == 10
-            assert running.process.poll() is None
-        with session(running, deliver=True) as client:
-            server.kinesis.standing.append(Fault("hang"))
-            client.put(rows(10))
-            until(lambda: running.metrics()["queue_records"] == 10)
-        time.sleep(1.5)
-        assert "draining" not in running.log, "it has records of a client that has gone"
-        server.kinesis.standing.clear()
-        server.release()
-        assert running.wait() == 0
-        assert "records_without_a_caller_undelivered=0" in running.log
 
 
 def test_an_idle_time_begins_again_when_something_uses_the_daemon() -> None:
@@ -173,5 +112,4 @@ def test_an_idle_time_begins_again_when_something_uses_the_daemon() -> None:
         await idle.lasts(8.5)
         assert loop.time() == 24.5
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(watch())
+    live(watch())

@@ -8,7 +8,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from producerd.runtime.outage import Outage
-from tests.runtime.virtual_time import VirtualLoop
+from tests.runtime.virtual_time import live
 
 
 async def story() -> None:
@@ -29,8 +29,8 @@ def test_each_outage_is_two_lines_and_further_failures_are_for_debugging() -> No
     works: dict[str, Any] = {"event": "ListShards works again", "log_level": "info", "stream": "flights"}
     slower = {"code": "LimitExceededException", "message": "slower", "request_id": "d3f1"}
     no_route = {"code": "UNREACHABLE", "message": "no route"}
-    with capture_logs() as log, asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
+    with capture_logs() as log:
+        live(story())
     assert log == [
         {**failed, "log_level": "warning", **slower},
         {**failed, "log_level": "debug", **no_route},

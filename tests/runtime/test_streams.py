@@ -30,7 +30,7 @@ from producerd.runtime.streams import Streams
 from producerd.wire import frames
 from tests.daemon import one, until_on_loop
 from tests.runtime.stand_ins import StandInHost, StandInTransport, connected, put, reserve, tell
-from tests.runtime.virtual_time import VirtualLoop
+from tests.runtime.virtual_time import live
 from tests.simulation.setting import make_body
 
 
@@ -280,8 +280,8 @@ def test_streams_and_refusals_are_forgotten_that_nobody_uses_for_long() -> None:
             assert streams.open("works") is not None, "it may come again"
             assert len(streams) == len(listed) + 2
 
-    with capture_logs() as log, asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(story())
+    with capture_logs() as log:
+        live(story())
     forgotten = [(line["stream"], line["idle_seconds"]) for line in log if line["event"] == "stream forgotten"]
     assert forgotten == [("typo", 600), ("late", 659), ("works", 86_400), ("open", 86_459)]
     refusals = [line["stream"] for line in log if line["event"].startswith("a refusal is forgotten")]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -26,3 +30,9 @@ class _Jumping(selectors.SelectSelector):
         assert timeout is not None, "nothing is scheduled any more"
         self._loop.now += timeout
         return super().select(0)
+
+
+def live(story: Coroutine[Any, Any, T]) -> T:
+    """Live through a story, in its own time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(story)
