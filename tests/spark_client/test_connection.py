@@ -711,6 +711,7 @@ def test_a_daemon_that_does_not_come_back_is_lost(daemon: FakeDaemon, caplog: py
     assert caplog.messages == [f"{gone}; looking for it for 0.2 s"]
 
 
+@pytest.mark.promise("daemons-die-sent-fed")
 @pytest.mark.parametrize("has_progressed", [False, True])
 def test_a_client_gives_up_after_so_many_daemons_and_no_sooner(daemon: FakeDaemon, has_progressed: bool) -> None:
     """Those before the last acknowledgement do not count."""

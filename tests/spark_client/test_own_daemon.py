@@ -158,13 +158,15 @@ def test_the_figures_are_the_kernel_s(proc: Path, monkeypatch: pytest.MonkeyPatc
 # ---- its folder
 
 
+@pytest.mark.promise("name-taken-left-alone")
 def test_the_first_of_ten_names_that_nobody_else_has_is_its_folder(folders: Path) -> None:
     first = folder_of(own())
     assert re.fullmatch(rf"producerd-{os.geteuid()}-[0-9a-f]{{16}}", first.name)
     assert own().paths == (f"{first}/producerd.sock",)
     first.rmdir()
-    for place in [first.name, *(f"{first.name}-{number}" for number in range(1, 10))]:
-        (folders / place).touch(0o600)
+    first.symlink_to(folders)
+    for number in range(1, 10):
+        (folders / f"{first.name}-{number}").touch(0o600)
     with pytest.raises(ConfigurationError) as caught:
         own()
     assert str(caught.value) == f"daemon={{...}}: the first 10 names of {first} belong to somebody else"
@@ -173,6 +175,7 @@ def test_the_first_of_ten_names_that_nobody_else_has_is_its_folder(folders: Path
     assert stat.S_IMODE((folders / f"{first.name}-9").stat().st_mode) == 0o700
 
 
+@pytest.mark.promise("name-taken-left-alone")
 def test_a_folder_that_others_may_enter_or_own_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     first, user = folder_of(own()), os.geteuid()
     first.chmod(0o710)
@@ -219,6 +222,7 @@ def test_its_log_is_beside_the_stderr_of_its_executor(
 # ---- its log
 
 
+@pytest.mark.promise("daemon-says-cannot-start")
 @pytest.mark.parametrize(
     ("log", "error"),
     [
@@ -241,6 +245,13 @@ def test_the_first_error_of_a_start_is_quoted_from_its_log(
     with pytest.raises(ConnectionFailed, match=rf" has ended: {error}(: .*)? \(its log: ") as caught:
         daemon.start()
     assert caught.value.code == Code.DAEMON_ABSENT
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.promise("daemon-says-cannot-start")
+def test_what_the_shell_says_of_a_command_that_does_not_exist_is_quoted() -> None:
+    with pytest.raises(ConnectionFailed, match=r" has ended: .*/no/such/python: not found \(its log: "):
+        OwnDaemon(DaemonSettings.of({"command": "/no/such/python -I -m producerd"}), 20).start()
 
 
 @pytest.mark.parametrize(
@@ -439,17 +450,31 @@ def test_one_that_greets_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [hello.client for hello in its.hellos] == [f"spark_client {__version__}, start"]
 
 
-def test_it_has_the_variables_of_its_code_and_none_that_are_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PYTHONPATH": "/nowhere", "PEX_ROOT": "/theirs", "KEPT": "kept"}.items():
+def test_it_has_the_variables_of_its_code_and_nothing_that_is_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = {
+        "PYTHONPATH": "/nowhere",
+        "PEX_ROOT": "/theirs",
+        "PRODUCERD_QUEUE_LIMIT": "none",
+        "NOTIFY_SOCKET": "/theirs",
+    }
+    for name, value in {**theirs, "KEPT": "kept"}.items():
         monkeypatch.setenv(name, value)
     code = {"PEX_ROOT": "/unpacked"}
     monkeypatch.setattr("spark_client.daemon_code.find", lambda command, folder: DaemonCode(command, code))
-    daemon = own('echo "producerd: [$PEX_ROOT] [$PYTHONPATH] [$KEPT] $(cut -d " " -f 6 /proc/$$/stat)" >&2')
-    with pytest.raises(ConnectionFailed) as caught:
-        daemon.start()
-    said = re.search(r" has ended: producerd: \[/unpacked\] \[\] \[kept\] (\d+) \(its log: ", str(caught.value))
-    assert said
-    assert int(said[1]) != os.getsid(0), "PySpark signals the group of this one"
+    daemon = own("umask >&2; cut -d ' ' -f 1,4-6 /proc/$$/stat >&2; env >&2; ls -l /proc/$$/fd >&2")
+    with socket.socket() as inherited:
+        inherited.set_inheritable(True)
+        with pytest.raises(ConnectionFailed):
+            daemon.start()
+        assert f"socket:[{os.fstat(inherited.fileno()).st_ino}]" not in daemon.log.read_text()
+    umask, ids, *rest = daemon.log.read_text().splitlines()
+    assert umask == "0077", "what it makes is private"
+    pid, parent, group, session = map(int, ids.split())
+    assert parent != os.getpid()
+    assert os.getpgid(0) != group, "which PySpark signals"
+    assert session not in (os.getsid(0), pid), "so it can never get a terminal"
+    assert {"KEPT=kept", "PEX_ROOT=/unpacked"} <= {*rest}
+    assert not {line.partition("=")[0] for line in rest} & (theirs.keys() - code.keys())
 
 
 @pytest.mark.promise("settings-stand-neither")
