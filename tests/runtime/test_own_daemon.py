@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import socket
-import stat
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from producerd.ctl.daemon import AdminClient
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError
-from producerd.testing import FakeKinesis, Fault
-from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from producerd.errors import ConfigurationError, ConnectionFailed
+from producerd.testing.fake_kinesis import FakeServer
 from spark_client import KinesisClient, own_daemon
 from spark_client.channel import Channel
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.own_daemon import OwnDaemon
-from spark_client.task import Plan, send
-from tests.daemon import CREDENTIALS, START_SECONDS, until
+from tests.daemon import CREDENTIALS, until
 
 TASKS = 64
 END_SECONDS = 5.0
@@ -45,14 +38,6 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
         for pid in daemons_below(folder):
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    kinesis = FakeKinesis()
-    kinesis.create_stream("flights", shards=2)
-    with serve_in_thread(kinesis) as running:
-        yield running
 
 
 @pytest.fixture
@@ -177,35 +162,6 @@ def test_its_settings_stand_neither_among_its_arguments_nor_in_its_folder(
     assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE), "its memory is private"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at a daemon's variables and files")
-def test_it_has_a_session_of_its_own_and_nothing_of_the_task_that_started_it(
-    server: FakeServer, executor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    foreign = {"PYTHONPATH": "/nowhere", "PEX_ROOT": "/x", "PRODUCERD_QUEUE_LIMIT": "no number", "NOTIFY_SOCKET": "/x"}
-    for name, value in foreign.items():
-        monkeypatch.setenv(name, value)
-    with socket.socket() as inherited:
-        inherited.set_inheritable(True)
-        inode = os.fstat(inherited.fileno()).st_ino
-        daemon = own(settings_for(server))
-        daemon.start()
-    pid = pid_at(daemon)
-    assert os.getsid(pid) not in (os.getsid(0), pid), "so it can never get a terminal"
-    assert os.getpgid(pid) != os.getpgid(0), "which PySpark signals"
-    proc = Path(f"/proc/{pid}")
-    names = {line.split(b"=")[0].decode() for line in (proc / "environ").read_bytes().split(b"\0")}
-    assert not names & foreign.keys()
-    held = set()
-    for path in (proc / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the daemon has closed it meanwhile
-            held.add(os.readlink(path))
-    assert held
-    assert f"socket:[{inode}]" not in held
-    status = (proc / "status").read_text()
-    assert re.search(r"^PPid:\s+(\d+)$", status, re.MULTILINE)[1] != str(os.getpid())  # type: ignore[index]
-    assert re.search(r"^Umask:\s+0077$", status, re.MULTILINE), "what it makes is private"
-
-
 # ---- its life
 
 
@@ -254,30 +210,6 @@ def test_one_that_is_killed_under_load_is_followed_by_the_next_and_no_record_is_
     assert {record.data for record in server.kinesis.streams["flights"].read().records} == {*sent}
 
 
-def test_the_error_of_a_task_whose_daemon_was_lost_quotes_its_log(
-    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
-) -> None:
-    server.kinesis.standing.append(Fault("hang"))
-    settings = DaemonSettings.of(settings_for(server))
-    rows = pa.RecordBatch.from_pydict({"partition_key": ["k"], "data": [b"data"]})
-    killing = threading.Thread(
-        target=lambda: os.kill(
-            until(lambda: busy_daemon(folders), "a daemon with a client", START_SECONDS), signal.SIGKILL
-        )
-    )
-    killing.start()
-    with pytest.raises(ProducerdError, match=r"; its log \S+ ends with: \S+ INFO ") as caught:
-        send(Plan("flights", daemon=settings, reconnect_timeout_seconds=0), [rows])
-    killing.join()
-    assert caught.value.code == Code.DAEMON_LOST
-
-
-def busy_daemon(folder: Path) -> int:
-    """The daemon that has read the stream's shards, or 0."""
-    logs = "".join(path.read_text() for path in folder.rglob("*.log"))
-    return next(iter(daemons_below(folder)), 0) if "shards read" in logs else 0
-
-
 def test_one_that_is_half_started_when_its_task_is_killed_serves_the_next_task(
     server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
 ) -> None:
@@ -297,40 +229,6 @@ def test_one_that_is_half_started_when_its_task_is_killed_serves_the_next_task(
 # ---- what keeps it from starting
 
 
-def test_settings_that_only_the_daemon_can_refuse_are_the_tasks_error(server: FakeServer) -> None:
-    with pytest.raises(ConfigurationError, match=r'memory = "5 MiB": no limits are low enough; at least \d+ MiB'):
-        own({**settings_for(server), "memory": "5 MiB"}).start()
-
-
-@pytest.mark.promise("daemon-says-cannot-start")
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("/no/such/python -I -m producerd", "not found"),
-        ("python3 -c 'import no_such_module'", r"No module named 'no_such_module': on every node `pip install"),
-        ("sh -c 'exit 3'", "it said nothing"),
-        ("sh -c 'echo first >&2; echo producerd: the reason >&2; echo last >&2'", "ended: producerd: the reason "),
-    ],
-)
-def test_what_a_daemon_says_that_cannot_start_is_the_tasks_error(server: FakeServer, command: str, says: str) -> None:
-    with pytest.raises(ConnectionFailed, match=says) as caught:
-        own(settings_for(server, command=command)).start()
-    assert caught.value.code == Code.DAEMON_ABSENT
-    assert "\n" not in str(caught.value)
-
-
-def test_who_waited_for_a_start_that_failed_does_not_try_again(
-    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path
-) -> None:
-    count = folders / "starts"
-    given = settings_for(server, command=["sh", "-c", f"echo >> {count}; sleep 1; echo producerd: broken >&2"])
-    said = in_children(8, own(given).start)
-    assert [text for text in said if "ended: producerd: broken" in text] == said
-    assert len(count.read_text().splitlines()) < 8
-    with pytest.raises(ConnectionFailed):
-        own(given).start()  # who comes later tries again
-
-
 @pytest.mark.parametrize("content", [b"", b"\0" * 20, b"1:2 x\n\nx", b"1:2 x\nsoon\nx", "1:2 x\n1\nü".encode()[:-1]])
 def test_whatever_the_lock_s_file_has_the_next_task_starts(
     server: FakeServer, executor: subprocess.Popen[bytes], content: bytes
@@ -339,15 +237,6 @@ def test_whatever_the_lock_s_file_has_the_next_task_starts(
     (Path(daemon.paths[0]).parent / "lock").write_bytes(content)
     with pytest.raises(ConnectionFailed, match="has ended: it said nothing"):
         daemon.start()
-
-
-def test_one_that_does_not_answer_in_time_is_ended_and_the_error_names_the_time_out(
-    server: FakeServer, folders: Path
-) -> None:
-    given = settings_for(server, command=[sys.executable, "-c", "import time; time.sleep(60)"])
-    with pytest.raises(ConnectionFailed, match=r"within daemon_start_timeout_seconds=0\.2: it has said nothing"):
-        own(given, 0.2).start()
-    until(lambda: not daemons_below(folders), "its end")
 
 
 def test_no_place_for_the_folder_is_one_line(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,56 +248,11 @@ def test_no_place_for_the_folder_is_one_line(server: FakeServer, monkeypatch: py
 # ---- its folder and its log
 
 
-@pytest.mark.promise("name-taken-left-alone")
-@pytest.mark.parametrize("what", ["symlink", "file", "open to all", "of another user"])
-def test_a_name_that_is_taken_is_left_alone(
-    server: FakeServer, executor: subprocess.Popen[bytes], folders: Path, what: str
-) -> None:
-    given = settings_for(server)
-    taken = Path(own(given).paths[0]).parent
-    taken.rmdir()
-    if what == "symlink":
-        taken.symlink_to(folders.parent)
-    elif what == "file":
-        taken.touch(0o600)
-    elif what == "open to all":
-        taken.mkdir()
-        taken.chmod(0o777)
-    elif os.geteuid() != 0:
-        pytest.skip("only root can give a folder to another user")
-    else:
-        taken.mkdir(mode=0o700)
-        os.chown(taken, 12345, 12345)
-    daemon = own(given)
-    assert daemon.paths[0] == f"{taken}-1/producerd.sock"
-    assert stat.S_IMODE(Path(daemon.paths[0]).parent.stat().st_mode) == 0o700
-
-
 def test_the_longest_name_fits_a_sockets_path(server: FakeServer, executor: subprocess.Popen[bytes]) -> None:
     """The user's number is in it, and all else has the same length everywhere."""
     name = Path(own(settings_for(server)).paths[0]).parent.name
     longest = name.replace(f"-{os.geteuid()}-", f"-{2**32 - 2}-")
     assert len(f"/tmp/{longest}-9/producerd.admin.sock") <= 107
-
-
-@pytest.mark.parametrize("place", ["yarn", "standalone", "neither"])
-def test_its_log_is_beside_the_executors(
-    server: FakeServer, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs = tmp_path / "executor"
-    logs.mkdir()
-    if place == "yarn":
-        monkeypatch.setenv("LOG_DIRS", f"{logs},/elsewhere")
-    elif place == "standalone":
-        (logs / "stderr").touch()
-    with subprocess.Popen(["sleep", "600"], cwd=logs) as process:
-        monkeypatch.setattr(own_daemon, "jvm_pid", lambda: process.pid)
-        daemon = own(settings_for(server, command="sh -c 'echo producerd: refused >&2'"))
-        with pytest.raises(ConnectionFailed, match="ended: producerd: refused"):
-            daemon.start()
-        process.kill()
-    assert daemon.log.parent == (Path(daemon.paths[0]).parent if place == "neither" else logs)
-    assert daemon.log.read_text() == "producerd: refused\n"
 
 
 # ---- a program of its own
