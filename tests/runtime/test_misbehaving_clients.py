@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from typing import Any
 
 import pytest
 
 from producerd.errors import Code
-from producerd.testing import FakeKinesis, Fault
-from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from producerd.testing import FakeKinesis
+from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire import frames
 from producerd.wire.frames import MessageType
 from tests.daemon import DaemonProcess, WireClient, conserved, daemon, idle, one, rows, session, until
@@ -19,36 +18,24 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def fake() -> FakeKinesis:
-    kinesis = FakeKinesis()
-    for name in ("flights", "tiny"):
-        kinesis.create_stream(name, shards=4)
-    return kinesis
-
-
-@pytest.fixture(scope="module")
-def served(fake: FakeKinesis) -> Iterator[FakeServer]:
-    with serve_in_thread(fake) as serving:
-        yield serving
-
-
-@pytest.fixture(scope="module")
-def running(served: FakeServer) -> Iterator[DaemonProcess]:
+def running() -> Iterator[DaemonProcess]:
     """One daemon for all tests.  Each leaves it as it was."""
-    sets: dict[str, Any] = {'streams."tiny".queue_limit': 2, "session_window_frames": 4_096, "body_timeout_seconds": 60}
-    with daemon(served.url, forked=False, linger_seconds=0, **sets) as process:
+    kinesis = FakeKinesis()
+    kinesis.create_stream("flights", shards=4)
+    with (
+        serve_in_thread(kinesis) as served,
+        daemon(served.url, forked=False, linger_seconds=0, body_timeout_seconds=60) as process,
+    ):
         yield process
 
 
 @pytest.fixture
-def neighbour(running: DaemonProcess, fake: FakeKinesis, served: FakeServer) -> Iterator[WireClient]:
+def neighbour(running: DaemonProcess) -> Iterator[WireClient]:
     """A session that must not notice.  In the end it works, and nothing of the others is left."""
     with session(running) as client:
         client.put(rows(5))
         assert client.acks()[0].stored == 5
         yield client
-        fake.standing.clear()
-        served.release()
         client.put(rows(5))
         assert client.acks()[0].stored == 5
         until(lambda: is_left_with_one(running.metrics()))
@@ -130,42 +117,6 @@ def test_a_client_that_never_reads_is_not_listened_to_and_others_go_on(
         assert neighbour.acks()[0].stored == 5
         for _ in range(sent * 2_000):  # it reads at last, and is heard again
             mute.expect(frames.Blocked)
-
-
-@pytest.mark.law("Session")
-def test_acknowledgements_that_are_not_read_are_bounded_by_the_window(
-    running: DaemonProcess, neighbour: WireClient
-) -> None:
-    bad = one(b"x", key=b"k" * 300)
-    with session(running) as mute:
-        before = running.rss_bytes()
-        # It knows that each is granted, and does not look.
-        pairs = (
-            frames.encode(frames.Reserve(number, 1, bad.layout)) + mute.body(number, bad) for number in range(1, 50_000)
-        )
-        assert flood(mute, pairs) > 100
-        assert running.rss_bytes() - before < 16 * MIB
-
-
-def test_a_storm_of_cancels_without_reading_grows_nothing(
-    running: DaemonProcess, neighbour: WireClient, fake: FakeKinesis
-) -> None:
-    fake.standing.append(Fault("hang"))
-    with (
-        session(running, "tiny") as holder,
-        session(running, "tiny") as other,
-        session(running, "tiny") as stormy,
-    ):
-        for client in (holder, other):
-            client.put(one())  # the storm's RESERVEs wait behind these
-        before = running.rss_bytes()
-        pairs = (
-            frames.encode(frames.Reserve(number, 1, one().layout)) + frames.encode(frames.Cancel(number))
-            for number in range(1, 200_000)
-        )
-        assert flood(stormy, pairs) > 100
-        assert running.rss_bytes() - before < 4 * MIB
-        assert running.metrics()["queue_records"] == 2
 
 
 def test_sessions_leave_no_descriptor_and_no_memory_behind(running: DaemonProcess, neighbour: WireClient) -> None:

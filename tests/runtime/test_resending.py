@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from producerd.errors import Code, ConnectionFailed
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
 from spark_client.channel import Channel
-from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
-from tests.daemon import DaemonProcess, daemon, directory, rows, until
+from spark_client.connection import Connection
+from tests.daemon import DaemonProcess, daemon, directory, until
 
 HELLO = frames.Hello(1, 1, client="test", pid=os.getpid())
 
@@ -44,10 +42,9 @@ class Node:
         self.running.signal(number)
         self.running.wait()
 
-    def connect(self, seconds: float = 30.0) -> Connection:
-        return self._stack.enter_context(
-            Connection(HELLO, [str(self.path)], connect_timeout_seconds=5, reconnect_timeout_seconds=seconds)
-        )
+    def connect(self) -> Connection:
+        connection = Connection(HELLO, [str(self.path)], connect_timeout_seconds=5, reconnect_timeout_seconds=30)
+        return self._stack.enter_context(connection)
 
 
 @pytest.fixture
@@ -144,61 +141,6 @@ def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
     assert tally.possible_duplicates == 0
     assert every_row_is_there(kinesis, 800) == 0, "none twice: nothing was cut off"
     assert tally.payload_bytes == sum(len(b"k0") + len(b"row %d" % i) for i in range(800))
-
-
-@pytest.mark.slow
-def test_a_successor_with_smaller_frames_gets_them_in_parts(kinesis: FakeKinesis, node: Callable[..., Node]) -> None:
-    kinesis.standing.append(Fault("hang"))
-    at = node()
-    client = at.connect()
-    client.put("flights", numbered(0, 1_000))
-    at.end(signal.SIGKILL)
-    kinesis.standing.clear()
-    at.start(max_frame_records=90)
-    client.flush()
-    assert (client.tally.stored, client.tally.resent) == (1_000, 1_000)
-    every_row_is_there(kinesis, 1_000)
-
-
-def test_a_daemon_that_does_not_come_back_is_an_error_that_names_both(node: Callable[..., Node]) -> None:
-    at = node()
-    client = at.connect(seconds=0.5)
-    client.put("flights", rows(10))
-    at.end(signal.SIGKILL)
-    with pytest.raises(ConnectionFailed) as raised:
-        client.flush()
-    assert raised.value.code == Code.DAEMON_LOST
-    assert "is gone: 1 frame with 10 records is not acknowledged" in str(raised.value)
-    assert "0.5 s" in str(raised.value)
-
-
-@pytest.mark.promise("daemons-die-sent-fed")
-@pytest.mark.slow
-def test_daemons_that_all_die_of_what_they_are_sent_are_not_fed_for_ever(node: Callable[..., Node]) -> None:
-    at = node(linger_seconds=60)
-    client = at.connect()
-    client.put("flights", rows(10))
-    dying = threading.Event()
-
-    def kill() -> None:
-        while not dying.wait(0.1):
-            at.end(signal.SIGKILL)
-            at.start()
-
-    killing = threading.Thread(target=kill)
-    killing.start()
-
-    def put_for_ever() -> None:
-        while True:
-            client.put("flights", rows(1))
-            time.sleep(0.05)
-
-    try:
-        with pytest.raises(ConnectionFailed, match=f"{MOST_FRUITLESS_SESSIONS} daemons in a row"):
-            put_for_ever()
-    finally:
-        dying.set()
-        killing.join()
 
 
 @pytest.mark.promise("client-body-late-sends")
