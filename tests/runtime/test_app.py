@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sized
+from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,90 +19,72 @@ from producerd.runtime import admin as admin_module
 from producerd.runtime import allocator, app, logs, systemd
 from producerd.runtime.leaving import OwnerProcess
 
-CONFIG = Config(node=NodeSettings(socket=Path("/run/p/daemon.sock"), worker_threads=3, metrics_listen="127.0.0.1:0"))
+NODE = {
+    "socket": "/run/p/daemon.sock",
+    "socket_mode": "0640",
+    "socket_group": "users",
+    "worker_threads": 3,
+    "metrics_listen": "127.0.0.1:0",
+}
+CONFIG = Config(node=NodeSettings.model_validate(NODE))
+
+
+Steps = list[tuple[Any, ...]]
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is opened, used and closed around a daemon that stands in for a real one, in order."""
-    steps: list[Any] = []
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """What is opened, watched, used and closed around a daemon that stands in for a real one, in order."""
+    steps: Steps = []
 
-    class Closed:
-        """Notes that it was opened and closed, under the name of its kind."""
+    class Noted:
+        """Notes under the name of its kind that it is opened, with what, and that it is closed."""
+
+        commands = SimpleNamespace(status="status")
+        render_metrics, html, unready = "metrics", "html", "draining"
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self.kind = type(self).__name__
-            steps.append((f"open {self.kind}", *arguments, options))
+            steps.append(("open", self.kind, arguments, options))
 
-        def close(self) -> None:
-            steps.append(f"close {self.kind}")
-
-    class Notifier(Closed):
-        pass
-
-    class Listener(Closed):
-        pass
-
-    class Passed(Closed):
-        pass
-
-    class Executor(ThreadPoolExecutor):
-        def __init__(self, threads: int, thread_name_prefix: str) -> None:
-            steps.append(("open Executor", threads, thread_name_prefix))
-            super().__init__(threads, thread_name_prefix)
-
-        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-            steps.append(("close Executor", wait, cancel_futures))
-            super().shutdown(wait=True)
-
-    class Daemon(Closed):
-        unready = "draining"
-
-        def __init__(self, config: Config, load: object, **given: Any) -> None:
-            steps.append(("open Daemon", given["clients"], given["owner"]))
-            self.kind = "Daemon"
-            self.commands = SimpleNamespace(status="status")
-            self.render_metrics = "metrics"
-
-        def watch(self) -> None:
-            steps.append("watch")
+        def watch(self, *_: object) -> None:
+            steps.append(("watch", self.kind))
 
         async def serve(self, admin: object) -> int:
             steps.append(("serve", admin))
             return 5
 
-    class Page:
-        html = "html"
+        def close(self) -> None:
+            steps.append(("close", self.kind))
 
-        def __init__(self, status: object) -> None:
-            steps.append(("open Page", status))
+        stop = close
 
-        def watch(self, loop: object) -> None:
-            assert loop is asyncio.get_running_loop()
-            steps.append("watch Page")
+    class Executor(ThreadPoolExecutor):
+        def __init__(self, threads: int, thread_name_prefix: str) -> None:
+            steps.append(("open", "Executor", threads, thread_name_prefix))
+            super().__init__(threads, thread_name_prefix)
 
-        def stop(self) -> None:
-            steps.append("stop Page")
-
-    @asynccontextmanager
-    async def opened(name: str, value: object) -> AsyncIterator[object]:
-        steps.append(f"open {name}")
-        yield value
-        steps.append(f"close {name}")
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            steps.append(("close", "Executor", wait, cancel_futures))
+            super().shutdown(wait=True)
 
     class Clients(int):
         def look_for_credentials(self, accesses: Sized) -> None:
-            steps.append(f"look for credentials of {len(accesses)}")
+            steps.append(("look for credentials", len(accesses)))
 
-    def serve_metrics(address: object, **given: Any) -> Any:
-        assert given["unready"]() == "draining"
-        steps.append((address, given["render_metrics"], given["render_page"]))
-        return opened("metrics", ("127.0.0.1", 9404))
+    @asynccontextmanager
+    async def opened(kind: str, value: object, *given: object) -> AsyncIterator[object]:
+        steps.append(("open", kind, *given))
+        yield value
+        steps.append(("close", kind))
 
-    for kind in (Listener, Passed, Daemon, Page):
-        monkeypatch.setattr(app, kind.__name__, kind)
+    def serve_metrics(address: object, *, unready: Callable[[], str], **given: Any) -> Any:
+        return opened("metrics", ("127.0.0.1", 9404), address, unready(), given)
+
+    for kind in ("Listener", "Passed", "Daemon", "Page"):
+        monkeypatch.setattr(app, kind, type(kind, (Noted,), {}))
     monkeypatch.setattr(app, "ThreadPoolExecutor", Executor)
-    monkeypatch.setattr(systemd, "Notifier", Notifier)
+    monkeypatch.setattr(systemd, "Notifier", type("Notifier", (Noted,), {}))
     monkeypatch.setattr(app, "open_clients", lambda accesses: opened("clients", Clients(len(accesses))))
     monkeypatch.setattr(app, "sort_rows", lambda frames, _map, _seed: steps.append(("sort", frames[0].records)))
     monkeypatch.setattr(admin_module, "serve", serve_metrics)
@@ -112,65 +92,51 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return steps
 
 
-def taking(monkeypatch: pytest.MonkeyPatch, passed: systemd.PassedSockets) -> None:
-    monkeypatch.setattr(systemd, "take_sockets", lambda: passed)
+SOCKETS = {
+    "Listener": [
+        (CONFIG.node.socket, 0o640, "users", {}),
+        (CONFIG.node.socket.with_suffix(".admin.sock"), 0o600, {"setting": "admin_socket"}),
+    ],
+    "Passed": [
+        ("records", 0o640, "users", {"unit": "mine.socket"}),
+        ("admin", 0o600, {"unit": "the socket unit with FileDescriptorName=admin"}),
+    ],
+}
 
 
+@pytest.mark.parametrize("kind", SOCKETS)
 async def test_what_a_daemon_needs_is_opened_in_order_and_closed_in_the_opposite_order(
-    steps: list[Any], monkeypatch: pytest.MonkeyPatch
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
-    taking(monkeypatch, systemd.PassedSockets())
+    """Its sockets are its own, or were passed by systemd."""
+    records: Any = "records"
+    admin: Any = "admin"
+    passed = systemd.PassedSockets(records, admin, "mine.socket") if kind == "Passed" else systemd.PassedSockets()
+    monkeypatch.setattr(systemd, "take_sockets", lambda: passed)
     owner = OwnerProcess(1, 2)
     with capture_logs() as log:
         assert await app.live(CONFIG, lambda: CONFIG, owner) == 5
-    socket = CONFIG.node.socket
-    assert steps == [
-        ("open Notifier", {}),
-        ("open Executor", 3, "producerd-worker"),
-        ("sort", 1),
-        "open clients",
-        "look for credentials of 1",
-        ("open Listener", socket, CONFIG.node.socket_mode, None, {}),
-        ("open Daemon", 1, owner),
-        "watch",
-        ("open Page", "status"),
-        "watch Page",
-        (("127.0.0.1", 0), "metrics", "html"),
-        "open metrics",
-        ("open Listener", socket.with_suffix(".admin.sock"), 0o600, {"setting": "admin_socket"}),
-        "open admin",
-        ("serve", "Listener"),
-        "close admin",
-        "close Listener",
-        "close metrics",
-        "stop Page",
-        "close Daemon",
-        "close Listener",
-        "close clients",
-        ("close Executor", False, True),
-        "close Notifier",
-    ]
+    opened = [step[1] for step in steps if step[0] == "open"]
+    assert opened == ["Notifier", "Executor", "clients", kind, "Daemon", "Page", "metrics", kind, "admin"]
+    assert [step[1] for step in steps if step[0] == "close"] == opened[::-1]
+    assert [(*step[2], step[3]) for step in steps if step[:2] == ("open", kind)] == SOCKETS[kind]
+    given = next(step[3] for step in steps if step[:2] == ("open", "Daemon"))
+    assert (given["clients"], given["owner"], given["listener"].kind) == (1, owner, kind)
+    assert ("open", "Executor", 3, "producerd-worker") in steps
+    assert ("close", "Executor", False, True) in steps
+    metrics = {"render_metrics": "metrics", "render_page": "html"}
+    assert ("open", "metrics", ("127.0.0.1", 0), "draining", metrics) in steps
+    others = [step for step in steps if step[0] not in ("open", "close")]
+    assert others == [("sort", 1), ("look for credentials", 1), ("watch", "Daemon"), ("watch", "Page"), ("serve", kind)]
     assert log == [{"event": "metrics", "log_level": "info", "address": "http://127.0.0.1:9404/metrics"}]
 
 
-async def test_sockets_that_were_passed_are_used_and_metrics_may_be_left_out(
-    steps: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records: Any = "records"
-    admin: Any = "admin"
-    taking(monkeypatch, systemd.PassedSockets(records, admin, "mine.socket"))
-    config = Config(
-        node=NodeSettings.model_validate({"metrics_listen": "", "socket_group": "users", "socket_mode": "0640"})
-    )
+async def test_without_an_address_for_metrics_there_is_no_page_either(steps: Steps) -> None:
+    config = Config(node=NodeSettings(metrics_listen=""))
     with capture_logs() as log:
         assert await app.live(config, lambda: config) == 5
-    unit = "the socket unit with FileDescriptorName=admin"
-    assert [step for step in steps if step[0] == "open Passed"] == [
-        ("open Passed", "records", 0o640, "users", {"unit": "mine.socket"}),
-        ("open Passed", "admin", 0o600, {"unit": unit}),
-    ]
-    assert ("open Daemon", 1, None) in steps
-    assert not [step for step in map(str, steps) if "Page" in step or "metrics" in step or "open Listener" in step]
+    opened = [step[1] for step in steps if step[0] == "open"]
+    assert opened == ["Notifier", "Executor", "clients", "Listener", "Daemon", "Listener", "admin"]
     assert log == []
 
 

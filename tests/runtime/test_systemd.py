@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
@@ -21,14 +18,11 @@ from producerd.runtime import systemd
 from producerd.runtime.systemd import Notifier, PassedSockets, take_sockets
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
-from spark_client.connection import Connection
 from tests.daemon import (
     CREDENTIALS,
     PATIENCE_SECONDS,
     WireClient,
     daemon,
-    data_of,
     directory,
     rows,
     session,
@@ -357,61 +351,3 @@ def test_systemds_own_activation_passes_both_sockets_and_they_stay(kinesis: Fake
             assert running.end() == 0
         assert records.exists()
         assert admin.exists()
-
-
-@pytest.mark.promise("five-restarts-under-load")
-@pytest.mark.slow
-def test_five_restarts_behind_a_passed_socket_fail_nobody(kinesis: FakeKinesis, server: FakeServer) -> None:
-    """Who connects meanwhile waits, and who was sending goes on with the next daemon: every row is stored once."""
-    kinesis.latency_seconds = 0.02
-    over = threading.Event()
-    sent: dict[str, int] = {}
-    stored: list[int] = []
-    welcomed: list[frames.Message] = []
-
-    def send(name: str) -> None:
-        with Connection(
-            frames.Hello(1, 1), [str(path / "daemon.sock")], connect_timeout_seconds=60, reconnect_timeout_seconds=60
-        ) as client:
-            while not over.is_set():
-                client.put("flights", rows(40, name=f"{name}-{sent.get(name, 0)}"), 60)
-                sent[name] = sent.get(name, 0) + 1
-            client.flush(60)
-            assert client.tally.failures == ()
-            stored.append(client.tally.stored)
-
-    def connect() -> None:
-        """Without a second try: none is ever refused."""
-        while not over.wait(0.01):
-            with WireClient(path / "daemon.sock", 60) as client, contextlib.suppress(EOFError, ConnectionError):
-                client.send(frames.Hello(1, 1))
-                welcomed.append(client.read())
-
-    with directory() as path, socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path / "daemon.sock"))
-        listening.listen(1024)
-        kept = fcntl.fcntl(listening, fcntl.F_DUPFD, 10)
-        take = f'exec 3<&{kept}-; export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
-        with ThreadPoolExecutor(4) as pool:
-            clients = [*(pool.submit(send, f"s{number}") for number in range(3)), pool.submit(connect)]
-            try:
-                for restarts_left in reversed(range(6)):
-                    with Activated(
-                        path, path / "daemon.sock", server.url, ["bash", "-c", take, "bash"], kept
-                    ) as running:
-                        running.wait_ready()
-                        more = len(welcomed) + 3, sum(sent.values()) + 10
-                        until(lambda more=more: len(welcomed) > more[0] and sum(sent.values()) > more[1])  # type: ignore[misc]
-                        if not restarts_left:
-                            over.set()
-                            for client in clients:
-                                client.result()
-                        assert running.end() == 0
-            finally:
-                over.set()
-                os.close(kept)
-    read = [entry.data for entry in kinesis.streams["flights"].entries()]
-    taken = [rows(40, name=f"{name}-{number}") for name, count in sent.items() for number in range(count)]
-    expected = [data for columns in taken for data in data_of(columns)]
-    assert sorted(read) == sorted(expected)
-    assert sum(stored) == len(expected)
