@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from producerd.ctl.daemon import AdminClient
 from producerd.errors import Outcome
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
 from tests.daemon import ROOT, conserved, daemon, data_of, one, rows, session, until
 from tests.runtime.aws.leaky import EXTERNAL_ID, KEY, OF_STS, TOKEN, lines_with_secrets, service_in_thread
 from tests.runtime.aws.local_aws import local_aws_in_thread, secret_of
-from tests.runtime.aws.mute import mute, sockets_to
 
 ROLE = "arn:aws:iam::210987654321:role/producer"
 
@@ -115,55 +112,6 @@ def test_what_a_role_s_source_says_is_at_no_door_of_the_daemon(server: FakeServe
         shown += [running.get("/")[1], running.get("/metrics")[1], running.log]
         shown.append(Path(f"/proc/{running.process.pid}/cmdline").read_bytes().decode())
     assert lines_with_secrets("\n".join(shown)) == []
-
-
-@pytest.mark.promise("against-endpoint-never", "request-given-up-resets")
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ten_time_outs_against_an_endpoint_that_never_reads_leave_no_sockets_and_no_memory() -> None:
-    sets: dict[str, Any] = {
-        "request_timeout_seconds": 0.3,
-        "request_max_bytes": "64 KiB",
-        "aggregate_max_bytes": "32 KiB",
-        "max_in_flight_requests": 4,
-    }
-    with (
-        mute() as port,
-        daemon(f"http://127.0.0.1:{port}", exit_code=None, forked=False, drain_timeout_seconds=0, **sets) as running,
-        session(running, "a") as a,
-        session(running, "b") as b,
-        session(running, "c") as c,
-    ):
-        for client in (a, b, c):
-            client.put(rows(500, size=1_000))
-        until(lambda: sockets_to(port) >= 3 * 4, "all are in flight")
-        before, most = running.rss_bytes(), 0
-        while running.metrics()["put_requests_total[failed]"] < 15:
-            most = max(most, sockets_to(port))
-        assert most <= 3 * (4 + 2), "those, and one each for ListShards and DescribeStreamSummary"
-        assert sockets_to(port) <= 3 * 3, "those that timed out are gone; each stream is probed by one at a time"
-        assert running.rss_bytes() - before < 4 << 20
-
-
-@pytest.mark.promise("aggregates-refused-stream")
-def test_aggregates_are_refused_on_a_stream_that_distributes_its_records_itself(
-    kinesis: FakeKinesis, server: FakeServer
-) -> None:
-    auto = kinesis.create_stream("auto", record_distribution_strategy="AUTO")
-    sets: dict[str, Any] = {"streams.auto.aggregation": "kpl"}
-    with (
-        daemon(server.url, **sets) as running,
-        session(running, "auto") as client,
-        session(running) as plain,
-    ):
-        until(lambda: "RecordDistributionStrategy AUTO" in running.log)
-        client.reserve(rows(10).layout)
-        refused = client.expect(frames.Refused)
-        assert "RecordDistributionStrategy AUTO" in refused.message
-        assert 'aggregation = "none"' in refused.message
-        plain.put(rows(10))
-        assert plain.acks()[0].stored == 10
-    assert not auto.entries()
 
 
 # ---- what the daemon asks of AWS, and what docs/operate/aws-access.md says that it needs

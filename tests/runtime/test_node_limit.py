@@ -8,9 +8,9 @@ import pytest
 
 from producerd.errors import BackpressureTimeout
 from producerd.testing import FakeKinesis, Fault
-from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from producerd.testing.fake_kinesis import FakeServer
 from spark_client import KinesisClient
-from tests.daemon import PATIENCE_SECONDS, daemon, idle, until
+from tests.daemon import daemon, idle, until
 
 NODE: dict[str, Any] = {"node_queue_limit_bytes": "1 MiB", "max_streams": 4, "max_frame_bytes": "64 KiB"}
 FLOOR_BYTES = 128 * 1024
@@ -57,33 +57,3 @@ def test_room_that_one_stream_frees_goes_to_another_that_waits(kinesis: FakeKine
         client.close(10)
         assert len(kinesis.streams["flights"].read().records) == 95
         assert len(kinesis.streams["orders"].read().records) == 30
-
-
-def test_requests_that_hang_leave_other_streams_their_part_of_what_may_be_on_its_way(
-    kinesis: FakeKinesis, server: FakeServer
-) -> None:
-    """A stream may have more on its way than all of them together: it hangs with that, and the other goes on."""
-    other = FakeKinesis()
-    other.create_stream("orders", shards=1)
-    records = [(b"%d:" % i + b"x" * 10_000, f"k{i}") for i in range(300)]
-    with serve_in_thread(other) as elsewhere:
-        sets: dict[str, Any] = {
-            'streams."orders".endpoint_url': elsewhere.url,
-            "node_max_in_flight_bytes": "1 MiB",
-            "max_streams": 4,
-        }
-        with daemon(server.url, request_timeout_seconds=60, request_max_bytes="64 KiB", **sets) as running:
-            hung = KinesisClient("flights", socket=str(running.socket))
-            hung.put_many(records, timeout_seconds=PATIENCE_SECONDS)
-            hung.flush(PATIENCE_SECONDS)
-            kinesis.standing.append(Fault("hang"))
-            hung.put_many(records, timeout_seconds=PATIENCE_SECONDS)
-            until(lambda: running.metrics()["inflight_requests"] >= 9, "of 64 KiB: half of the limit, and its own part")
-            client = KinesisClient("orders", socket=str(running.socket))
-            client.put_many(records, timeout_seconds=PATIENCE_SECONDS)
-            client.close(PATIENCE_SECONDS)
-            assert len(other.streams["orders"].read().records) == 300
-            assert running.metrics()["inflight_requests"] <= 14, "10, but requests of a shard's last rows are smaller"
-            kinesis.standing.clear()
-            server.release()
-            hung.close(2 * PATIENCE_SECONDS)

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from producerd.errors import BackpressureTimeout
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
-from spark_client import KinesisClient
 from tests.daemon import ROOT, daemon, idle, until
 
 
@@ -88,19 +86,3 @@ def test_a_program_that_ends_without_close_has_stored_its_records(
         assert (done.returncode, done.stderr) == (3, "")
         names = ("fork", "spawn", "program", "fork of program")
         assert stored(kinesis) == Counter(f"{name} {row}".encode() for name in names for row in range(100))
-
-
-def test_a_full_queue_blocks_put_and_a_time_out_loses_nothing(kinesis: FakeKinesis, server: FakeServer) -> None:
-    kinesis.standing.append(Fault("hang"))
-    with daemon(server.url, queue_limit=100, request_timeout_seconds=60) as running:
-        with KinesisClient("flights", socket=str(running.socket)) as client:
-            records = [(f"row {i}", f"k{i}") for i in range(500)]
-            with pytest.raises(BackpressureTimeout, match="of 100 records") as caught:
-                client.put_many(records, timeout_seconds=0.5)
-            taken = caught.value.taken
-            assert 0 < taken <= 100
-            kinesis.standing.clear()
-            server.release()
-            client.put_many(records[taken:]).result(30)
-        assert stored(kinesis) == Counter(b"row %d" % i for i in range(500))
-        assert running.metrics()["queue_peak_records"] <= 100

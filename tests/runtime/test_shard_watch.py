@@ -460,6 +460,7 @@ def test_a_stream_that_was_made_anew_is_described_anew(seen: bool) -> None:
     watch(kinesis, story)
 
 
+@pytest.mark.promise("aggregates-refused-stream")
 def test_aggregates_are_refused_where_shards_do_not_follow_the_keys_before_any_is_made() -> None:
     kinesis = StandInKinesis(summary=AUTO)
 

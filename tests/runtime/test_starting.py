@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -54,42 +52,6 @@ def test_sigterm_ends_a_daemon_that_does_not_serve_yet(first: bool, tmp_path: Pa
             assert outer.wait(PATIENCE_SECONDS) == 0
         finally:
             outer.kill()
-
-
-def test_no_region_is_said_with_the_three_ways_to_set_one() -> None:
-    code, log = serve_once(region=None)
-    assert code == 78
-    assert all(way in refused(log) for way in ("region", "AWS_REGION", "profile"))
-
-
-def test_an_address_for_metrics_that_is_taken_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, log = serve_once(metrics_listen=address)
-    assert code == 75
-    assert f"metrics_listen = {address}" in refused(log)
-
-
-def test_every_setting_that_does_not_hold_is_told_at_once() -> None:
-    code, log = serve_once(queue_limit=0, linger_seconds=-1, quue_limit=7)
-    assert code == 78
-    lines = log.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("producerd: configuration: ") for line in lines)
-
-
-def test_the_region_may_come_from_aws_own_settings(kinesis: FakeKinesis, server: FakeServer) -> None:
-    environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "eu-west-1"}
-    with daemon(server.url, environ=environ, forked=False, region=None) as running, session(running) as client:
-        client.put(one())
-        assert client.acks()[0].stored == 1
-
-
-def test_the_socket_has_its_mode_and_the_file_goes_with_the_daemon(kinesis: FakeKinesis, server: FakeServer) -> None:
-    with daemon(server.url, socket_mode="0600") as running:
-        assert stat.S_IMODE(os.stat(running.socket).st_mode) == 0o600
-        assert running.end() == 0
-        assert not running.socket.exists()
 
 
 @pytest.mark.parametrize(
