@@ -293,10 +293,6 @@ async def test_at_the_end_connections_are_closed_and_none_is_accepted() -> None:
 class Echo:
     """Stands for the commands, and answers with what it is asked."""
 
-    def __init__(self) -> None:
-        self.profiles = asyncio.Event()
-        self.cancelled = asyncio.Event()
-
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*given: object) -> JsonObject:
             return {"asked": [name, *given]}
@@ -304,7 +300,7 @@ class Echo:
         async def ask_later(*given: object) -> JsonObject:
             return ask(*given)
 
-        return ask_later if name in ("bundle", "flush", "drain") else ask
+        return ask_later if name in ("bundle", "flush", "drain", "profile") else ask
 
     def shards(self, name: str) -> JsonObject:
         if name == "gone":
@@ -313,16 +309,6 @@ class Echo:
 
     async def reload(self) -> JsonObject:
         raise ConfigurationError(["this is wrong", "and that"])
-
-    async def profile(self, seconds: float | None) -> JsonObject:
-        if seconds is not None:
-            return {"asked": ["profile", seconds]}
-        self.profiles.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.cancelled.set()
-        return {}
 
 
 @pytest.fixture
@@ -406,41 +392,9 @@ async def test_what_cannot_be_done_is_answered_with_the_reason(
         assert await asked(path, method, target, body) == (status, reply)
 
 
-async def test_a_drain_holds_its_connection_until_the_process_ends(echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel closes it then, and the client that asked sees that."""
-    kept: list[int] = []
-
-    def keep(descriptor: int, dup: Callable[[int], int] = os.dup) -> int:
-        kept.append(dup(descriptor))
-        return kept[-1]
-
-    monkeypatch.setattr(os, "dup", keep)
-    async with operated(echo) as path:
-        reader, writer = await asyncio.open_unix_connection(path)
-        body = b'{"timeout_seconds": 5}'
-        writer.write(b"POST /drain HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        assert (await reader.readuntil(b"}")).endswith(b'\r\n\r\n{"asked": ["drain", 5.0]}')
-    (descriptor,) = kept
-    assert not reader.at_eof()
-    os.close(descriptor)
-    async with asyncio.timeout(10):
-        assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
-
-
 @pytest.mark.parametrize("transport", [None, SimpleNamespace(get_extra_info=lambda _: None)])
 def test_a_caller_that_has_gone_needs_no_connection(transport: Any) -> None:
     admin.hold_until_the_end(transport)
-
-
-async def test_a_command_is_cancelled_when_its_caller_has_gone(echo: Any) -> None:
-    async with operated(echo) as path, asyncio.timeout(10):
-        _, writer = await asyncio.open_unix_connection(path)
-        writer.write(b"POST /profile HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await echo.profiles.wait()
-        writer.close()
-        await echo.cancelled.wait()
 
 
 @pytest.mark.parametrize("known", [True, False])

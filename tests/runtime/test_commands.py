@@ -24,7 +24,7 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime import commands as module
 from producerd.runtime import logs
-from producerd.runtime.commands import LIBRARIES, Commands, Drained, NoSuchStream
+from producerd.runtime.commands import Commands, NoSuchStream
 from producerd.runtime.stream import Stream
 
 
@@ -37,17 +37,6 @@ class Node:
         self.unready = "it lacks a role"
         self.troubles = ["its clock is off"]
         self.connections = 3
-        self.drains: list[float | None] = []
-
-    async def drain(self, seconds: float | None) -> Drained:
-        self.drains.append(seconds)
-        return Drained(returned_records=7, undelivered_records=2)
-
-    async def reload(self) -> dict[str, Any]:
-        return {"changed": ["a"]}
-
-    async def render_metrics(self, *, everything: bool) -> bytes:
-        return b"a_metric 1\n"
 
 
 class Streams:
@@ -106,13 +95,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_the_status_has_the_node_and_each_stream_with_its_totals() -> None:
+async def test_the_status_has_the_node_and_each_stream_with_its_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = flights()
     stats = stream.pipeline.stats
     stats.ingest_records, stats.ingest_bytes = 40, 4_000
     stats.delivered_records, stats.delivered_bytes, stats.retried_records = 30, 3_000, 6
     stats.failed_records.update({"KMS": 2, "EXPIRED": 3})
     stats.discarded_records.update({"returned": 4, "disconnected": 1})
+    monkeypatch.setattr(type(stream.pipeline), "oldest_seconds", lambda *_: 12.3456)
+    monkeypatch.setattr(type(stream.gate), "active_seconds", lambda *_: 10.3456)
     status = commands_of(stream).status()
     (of_stream,) = status.pop("streams")
     assert status == {
@@ -137,19 +128,16 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals() -> None
         "failed_reasons": {"KMS": 2, "EXPIRED": 3},
         "discarded_records": 5,
         "record_retries": 6,
-        "oldest_record_seconds": 0.0,
-        "blocked_seconds": 0.0,
+        "oldest_record_seconds": 12.3,
+        "blocked_seconds": 10.3,
     }
     assert {name: of_stream[name] for name in totals} == totals
 
 
 async def test_a_stream_that_no_client_has_opened_is_named() -> None:
     orders = commands_of(flights())
-    for ask in (orders.shards, orders.pause, orders.resume):
-        with pytest.raises(NoSuchStream, match=r"^orders: no client has opened a stream of that name$"):
-            ask("orders")
     with pytest.raises(NoSuchStream, match=r"^orders: no client has opened a stream of that name$"):
-        await orders.flush("orders", None)
+        orders.shards("orders")
     told = orders.shards("flights")
     assert (told["stream"], [shard["shard_id"] for shard in told["shards"]]) == ("flights", ["shard-0"])
 
@@ -189,21 +177,6 @@ async def test_the_dump_has_settings_with_their_origin_and_where_threads_and_tas
     await waiting
 
 
-@pytest.mark.usefixtures("clock")
-async def test_a_bundle_is_the_dump_with_metrics_log_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "recent_lines", lambda: ["a line"])
-    orders = commands_of(flights())
-    told = await orders.bundle()
-    assert told.keys() == {*orders.dump(), "metrics", "log", "versions"}
-    assert told["status"] == orders.status()
-    assert (told["metrics"], told["log"]) == ("a_metric 1\n", ["a line"])
-    versions = told["versions"]
-    assert versions.keys() == {"producerd", "python", "platform", *LIBRARIES}
-    assert versions["producerd"] == __version__
-    assert versions["python"] == platform.python_version()
-    assert versions["platform"] == platform.platform()
-
-
 # ---- orders
 
 
@@ -233,6 +206,15 @@ async def test_a_profile_takes_up_to_five_minutes(
         assert await orders.profile(seconds) == {"seconds": seconds}
 
 
+async def test_a_stream_is_paused_and_resumed() -> None:
+    stream = flights()
+    orders = commands_of(stream)
+    assert orders.pause("flights") == {"stream": "flights", "paused": True}
+    assert stream.pipeline.paused
+    assert orders.resume("flights") == {"stream": "flights", "paused": False}
+    assert not stream.pipeline.paused
+
+
 async def test_a_flush_of_all_streams_waits_for_each() -> None:
     a, b = Flushed("a"), Flushed("b")
     flushing = asyncio.create_task(commands_of(a, b).flush(None, None))
@@ -249,37 +231,3 @@ async def test_a_flush_of_one_stream_that_takes_too_long_says_what_is_open() -> 
     a, b = Flushed("a"), Flushed("b")
     assert await commands_of(a, b).flush("b", 0.0) == {"streams": {"b": {"open": 5}}}
     assert (a.flushes, b.flushes) == (0, 1)
-
-
-async def test_a_stream_is_paused_and_resumed() -> None:
-    stream = flights()
-    orders = commands_of(stream)
-    assert orders.pause("flights") == {"stream": "flights", "paused": True}
-    assert stream.pipeline.paused
-    assert orders.resume("flights") == {"stream": "flights", "paused": False}
-    assert not stream.pipeline.paused
-
-
-async def test_drain_and_reload_are_the_nodes() -> None:
-    node: Any = Node()
-    known: Any = Streams()
-    orders = Commands(node, known)
-    assert await orders.drain(5.0) == {"returned_records": 7, "undelivered_records": 2}
-    assert node.drains == [5.0]
-    assert await orders.reload() == {"changed": ["a"]}
-
-
-async def test_the_log_level_is_set_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels: list[tuple[str, float | None]] = []
-    monkeypatch.setattr(logs, "set_level", lambda *level: levels.append(level))
-    assert commands_of().log_level("debug", 90.0) == {"log_level": "debug", "seconds": 90.0}
-    assert levels == [("debug", 90.0)]
-
-
-def test_a_drain_has_returned_and_lost_nothing_until_it_ends() -> None:
-    drained = Drained()
-    assert drained == Drained(empties_for_seconds=None, returned_records=0, undelivered_records=0)
-    drained.empty_for(5.0)
-    assert drained == Drained(5.0, 0, 0)
-    drained.end(returned_records=3, undelivered_records=1)
-    assert drained == Drained(5.0, 3, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from producerd.core.sending.health import HealthState
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from producerd.errors import Code
-from producerd.runtime import commands
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from producerd.wire.columns import Columns, lay_out
@@ -626,27 +624,6 @@ def test_with_an_order_nothing_is_sent_after_a_frame_that_was_refused_for_a_bad_
         frames.append(frame_of(stream, owner, laid_out))
         assert stream.accept(frames[-1], ticket, 0.0) is (len(keys) == 1)
     assert [frame.finished for frame in frames[1:]] == unsent
-
-
-# ---- the operator
-
-
-async def test_the_operator_reads_times_in_tenths_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Known(list[Stream]):
-        budget = NodeBudget(1, 1)
-
-    stream, owner = with_a_frame(queue_limit=100)
-    stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 2.0)
-    node: Any = SimpleNamespace(state_name="serving", unready=None, connections=1, troubles=[])
-    streams: Any = Known([stream])
-    orders = commands.Commands(node, streams)
-    monkeypatch.setattr(orders, "_loop", SimpleNamespace(time=lambda: 12.3456))
-    monkeypatch.setattr(commands, "STARTED", 0.0)
-    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: 987.6543))
-    status = orders.status()
-    assert status["uptime_seconds"] == 987.7
-    assert status["streams"][0]["oldest_record_seconds"] == 12.3
-    assert status["streams"][0]["blocked_seconds"] == 10.3
 
 
 # ---- its verbs
