@@ -1,4 +1,4 @@
-"""Stand-ins for the daemon and for the socket of a session, and the messages that its client sends."""
+"""Stand-ins for Kinesis, for the daemon and for the socket of a session, and the messages that its client sends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from producerd.config import StreamSettings
+from producerd.core.encoding.entries import EncodedRequest
+from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import ServiceAnswer
+from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
@@ -22,6 +25,67 @@ RULES = SessionRules(
     max_frame_records=10_000,
     body_timeout_seconds=5,
 )
+
+DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
+
+
+class StandInKinesis:
+    """A service that stores all records, and whose shards may not be listed.  A test changes what it does at any time.
+
+    Its endpoint is known once ``known`` is set.  It answers once ``answers`` is set.  While it ``holds``, each request
+    waits for an event of its own.
+    """
+
+    is_aws = False
+
+    def __init__(self) -> None:
+        self.known, self.answers = asyncio.Event(), asyncio.Event()
+        self.known.set()
+        self.answers.set()
+        self.holds = False
+        self.waiting: list[asyncio.Event] = []
+        self.raises: Exception | None = None
+        self.fails: RequestFailed | None = None
+        self.put: Callable[[], object] = lambda: None  # called with each request
+        self.readied = self.getting_ready = self.requests = self.records = 0
+        self.asked: list[tuple[Address, bool]] = []
+
+    async def ready(self) -> None:
+        self.readied += 1
+        self.getting_ready += 1
+        try:
+            await self.known.wait()
+        finally:
+            self.getting_ready -= 1
+
+    async def put_records(
+        self, address: Address, request: EncodedRequest, timeout_seconds: float
+    ) -> Answer | RequestFailed:
+        self.requests += 1
+        self.put()
+        if self.raises is not None:
+            raise self.raises
+        if self.fails is not None:
+            return self.fails
+        if self.holds:
+            self.waiting.append(told := asyncio.Event())
+            await told.wait()
+        await self.answers.wait()
+        self.records += request.entries
+        results = b",".join([b'{"ShardId":"s"}'] * request.entries)
+        return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
+
+    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
+        return DENIED
+
+    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
+        return DENIED
+
+    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
+        self.asked.append((address, aggregates))
+        await self.answers.wait()
+        return Tried(None, by_put_records=True, endpoint="there")
+
 
 Said = bytes | frames.Message
 """A message of a client, or bytes of one or more."""

@@ -12,12 +12,12 @@ from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import WHERE_TO_LOOK
 from producerd.errors import Code
 from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
-from producerd.runtime.kinesis import Address, StreamSummary, Tried
+from producerd.runtime.kinesis import Tried
 from producerd.runtime.stream import Stream
 from producerd.wire.frames import Service
+from tests.runtime.stand_ins import DENIED, StandInKinesis
 from tests.runtime.virtual_time import live
 
-DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 SLOW = RequestFailed("LimitExceededException", "slow down", maybe_stored=False)
 NOWHERE = RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False)
 FAULT = RequestFailed("ServiceUnavailable", "503", maybe_stored=False)
@@ -27,33 +27,16 @@ def stream_of(**settings: Any) -> Stream:
     return Stream("flights", StreamSettings(**settings), 1 << 20, 10_000)
 
 
-class StandInService:
-    def __init__(self) -> None:
-        self.asked = 0
-        self.answers = asyncio.Event()
-
-    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
-        raise AssertionError("only the question is asked")
-
-    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
-        raise AssertionError("only the question is asked")
-
-    async def try_storing(self, address: Address, *, aggregates: bool) -> Tried:
-        assert (address, aggregates) == ({"StreamName": "flights"}, False)
-        self.asked += 1
-        await self.answers.wait()
-        return Tried(None, by_put_records=True, endpoint="there")
-
-
 def test_all_who_ask_meanwhile_share_one_question_and_its_answer_serves_for_two_seconds() -> None:
     async def story() -> None:
-        loop, service, heard = asyncio.get_running_loop(), StandInService(), list[ServiceAnswer]()
+        loop, service, heard = asyncio.get_running_loop(), StandInKinesis(), list[ServiceAnswer]()
+        service.answers.clear()
         async with asyncio.TaskGroup() as tasks:
             one = Asking(stream_of(), service, tasks)
             for _ in range(100):
                 one.ask(heard.append)
             await asyncio.sleep(0)
-            assert (service.asked, heard) == (1, [])
+            assert (service.asked, heard) == ([({"StreamName": "flights"}, False)], [])
             service.answers.set()
             await asyncio.sleep(0.25)
             assert [word.service for word in heard] == [Service.READY] * 100
@@ -61,7 +44,7 @@ def test_all_who_ask_meanwhile_share_one_question_and_its_answer_serves_for_two_
                 await asyncio.sleep(until - loop.time())
                 one.ask(heard.append)
                 await asyncio.sleep(0)
-                assert service.asked == asked
+                assert len(service.asked) == asked
         assert len(heard) == 102
 
     live(story())
@@ -69,8 +52,10 @@ def test_all_who_ask_meanwhile_share_one_question_and_its_answer_serves_for_two_
 
 async def test_a_question_of_a_stream_that_is_forgotten_ends() -> None:
     heard: list[ServiceAnswer] = []
+    service = StandInKinesis()
+    service.answers.clear()
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        one = Asking(stream_of(), StandInService(), tasks)
+        one = Asking(stream_of(), service, tasks)
         one.ask(heard.append)
         await asyncio.sleep(0)
         one.close()

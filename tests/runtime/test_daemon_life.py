@@ -21,8 +21,6 @@ import producerd.runtime.daemon as module
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.cgroup import MemoryLimit
-from producerd.core.encoding.entries import EncodedRequest
-from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import allocator, logs
 from producerd.runtime import streams as streams_module
@@ -30,14 +28,13 @@ from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.commands import Drained
 from producerd.runtime.daemon import Daemon, State
-from producerd.runtime.kinesis import Tried
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.wire import frames
 from tests.daemon import directory, one, rows, until_on_loop
-from tests.runtime.stand_ins import StandInTransport, body, reserve, tell
+from tests.runtime.stand_ins import StandInKinesis, StandInTransport, body, reserve, tell
 from tests.runtime.virtual_time import VirtualLoop
 
 CONFIG: Final = Config(
@@ -46,31 +43,6 @@ CONFIG: Final = Config(
 )
 
 LINGERING: Final = Config(node=CONFIG.node, defaults=StreamSettings(linger_seconds=3_600))
-
-
-class Service:
-    """Stores each request once ``answers`` is set."""
-
-    is_aws = False
-
-    def __init__(self) -> None:
-        self.answers = asyncio.Event()
-        self.answers.set()
-        self.requests = 0
-
-    async def ready(self) -> None:
-        pass
-
-    async def put_records(
-        self, address: object, request: EncodedRequest, timeout_seconds: float
-    ) -> Answer | RequestFailed:
-        self.requests += 1
-        await self.answers.wait()
-        results = b",".join([b'{"ShardId":"s"}'] * request.entries)
-        return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
-
-    async def try_storing(self, address: object, *, aggregates: bool) -> Tried:
-        return Tried(None, by_put_records=True, endpoint="there")
 
 
 class Watch:
@@ -153,7 +125,7 @@ class Life:
     ) -> None:
         self.log = log
         self.loop = asyncio.get_running_loop()
-        self.service = Service()
+        self.service = StandInKinesis()
         self.systemd = Systemd()
         self.admin = AdminSocket()
         self.owner = Owner()

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,19 +19,20 @@ import producerd.runtime.dispatcher as module
 from producerd.config import StreamSettings
 from producerd.core.budget import NodeInFlight
 from producerd.core.encoding import entries
-from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.rows import sorting
 from producerd.core.rows.frame import Frame
-from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.turn import take
 from producerd.errors import Code, Outcome
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.kinesis import Address, StreamSummary
 from producerd.runtime.stream import Stream
 from producerd.wire.columns import Columns, lay_out
 from tests.daemon import rows, until_on_loop
+from tests.runtime.stand_ins import StandInKinesis
 from tests.simulation.setting import make_body
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.law("Dispatcher")
 
@@ -41,75 +42,6 @@ def _no_tracebacks() -> Iterator[None]:
     """Keep structlog's default from rendering tracebacks, which takes it a second of CPU each."""
     with capture_logs():
         yield
-
-
-class StandInKinesis:
-    """Stores all, or waits forever, or fails, or raises.  Its endpoint is known once ``known`` is set."""
-
-    def __init__(self) -> None:
-        self.readied = self.getting_ready = 0
-        self.known = asyncio.Event()
-        self.known.set()
-        self.hangs = False
-        self.raises: Exception | None = None
-        self.fails: RequestFailed | None = None
-        self.put: Callable[[], object] = lambda: None  # called with each request
-        self.records = 0
-        self.requests = 0
-
-    async def ready(self) -> None:
-        self.readied += 1
-        self.getting_ready += 1
-        try:
-            await self.known.wait()
-        finally:
-            self.getting_ready -= 1
-
-    @property
-    def is_aws(self) -> bool:
-        return False
-
-    async def put_records(
-        self, address: Address, request: EncodedRequest, timeout_seconds: float
-    ) -> Answer | RequestFailed:
-        self.requests += 1
-        self.put()
-        if self.raises is not None:
-            raise self.raises
-        if self.fails is not None:
-            return self.fails
-        if self.hangs:
-            await asyncio.Event().wait()
-        self.records += request.entries
-        results = b",".join([b'{"ShardId":"s"}'] * request.entries)
-        return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
-
-    async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
-        return RequestFailed("AccessDeniedException", "no", maybe_stored=False)
-
-    async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
-        return RequestFailed("AccessDeniedException", "no", maybe_stored=False)
-
-
-class Holding(StandInKinesis):
-    """Answers each request when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hangs = True
-        self.waiting: list[asyncio.Event] = []
-
-    async def put_records(
-        self, address: Address, request: EncodedRequest, timeout_seconds: float
-    ) -> Answer | RequestFailed:
-        if self.hangs:
-            self.waiting.append(told := asyncio.Event())
-            await told.wait()
-        hangs, self.hangs = self.hangs, False
-        try:
-            return await super().put_records(address, request, timeout_seconds)
-        finally:
-            self.hangs = hangs
 
 
 class Bench:
@@ -122,13 +54,14 @@ class Bench:
         stopped: asyncio.Event,
         settings_: dict[str, Any],
         *,
+        name: str = "flights",
         in_flight: NodeInFlight | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.kinesis = kinesis
         self.stopped = stopped
         settings = StreamSettings(linger_seconds=0, max_in_flight_requests=2).model_copy(update=settings_)
-        self.stream = Stream("flights", settings, 1 << 20, 10_000, in_flight=in_flight)
+        self.stream = Stream(name, settings, 1 << 20, 10_000, in_flight=in_flight)
         dispatcher.add(self.stream, kinesis)
         self.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)  # nobody waits for it
         self.finishes: Counter[int] = Counter()
@@ -188,6 +121,19 @@ async def turn_over(turns: int = 3) -> None:
         await asyncio.sleep(0)
 
 
+def spied(monkeypatch: pytest.MonkeyPatch, name: str, note: Callable[[], T]) -> list[T]:
+    """What ``note`` says at each call of this function of the dispatcher's module."""
+    notes: list[T] = []
+    call = getattr(module, name)
+
+    def spy(*arguments: Any) -> Any:
+        notes.append(note())
+        return call(*arguments)
+
+    monkeypatch.setattr(module, name, spy)
+    return notes
+
+
 def give_back(self: Bench) -> None:
     """What the daemon does at its deadline."""
     self.stream.pipeline.abandon()
@@ -222,7 +168,7 @@ async def test_giving_up_at_any_moment_completes_what_was_taken(
     """From before the first task has begun until requests hang: after each number of turns of the loop."""
     monkeypatch.setattr(module, "INLINE_MICROSECONDS", 64)
     async with bench() as on:
-        on.kinesis.hangs = True
+        on.kinesis.answers.clear()
         for size in sizes:
             on.submit(rows(size))
         for _ in range(turns):
@@ -236,7 +182,7 @@ async def test_giving_up_at_any_moment_completes_what_was_taken(
 
 async def test_nothing_is_started_after_it_gave_up() -> None:
     async with bench() as on:
-        on.kinesis.hangs = True
+        on.kinesis.answers.clear()
         for _ in range(60):  # more than may be in flight
             frame = on.submit(rows(500))
             frame.owner = None  # nobody has them back: they would be sent
@@ -250,7 +196,7 @@ async def test_nothing_is_started_after_it_gave_up() -> None:
 
 async def test_a_request_that_is_given_up_may_be_stored() -> None:
     async with bench() as on:
-        on.kinesis.hangs = True
+        on.kinesis.answers.clear()
         sent = on.submit(rows(10))
         await until_on_loop(lambda: on.kinesis.requests > 0)
         on.stream.pipeline.drain()
@@ -326,35 +272,29 @@ async def test_a_transport_that_raises_fails_rows_and_not_the_daemon() -> None:
 
 
 async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_that_lasts() -> None:
-    """Nobody but the dispatcher sees that: nothing else happens to the other one."""
-    node = NodeInFlight(400_000, 70_000)
-    kinesis, stopped = Holding(), asyncio.Event()
-    settings = StreamSettings(linger_seconds=0, request_max_bytes=65_536)
-    with ThreadPoolExecutor(1) as pool:
-        dispatcher = Dispatcher(pool, 1)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(dispatcher.run(stopped))
-            await asyncio.sleep(0)
-            benches = [Bench(dispatcher, kinesis, stopped, {}) for _ in range(2)]
-            for on, name in zip(benches, ("first", "second"), strict=True):
-                on.stream = Stream(name, settings, 1 << 20, 10_000, in_flight=node)
-                dispatcher.add(on.stream, kinesis)
-                on.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)
-            first, second = benches
-            first.submit(rows(40, size=10_000))
-            await until_on_loop(lambda: len(kinesis.waiting) == 4)
-            second.submit(rows(40, size=10_000))
-            await until_on_loop(lambda: len(kinesis.waiting) == 5)
-            await turn_over(5)
-            assert second.stream.pipeline.requests_in_flight == 1, "its floor"
-            for _ in range(3):
-                kinesis.waiting.pop(0).set()  # the first one's
-            await until_on_loop(lambda: second.stream.pipeline.requests_in_flight > 1)
-            kinesis.hangs = False
-            for waiting in kinesis.waiting:
-                waiting.set()
-            await until_on_loop(lambda: first.stream.pipeline.idle and second.stream.pipeline.idle)
-            stopped.set()
+    """Only the dispatcher sees that: nothing else happens to the other one."""
+    node, kinesis = NodeInFlight(400_000, 70_000), StandInKinesis()
+    kinesis.holds = True
+    settings = {"request_max_bytes": 65_536, "max_in_flight_requests": 64}
+    async with bench() as on:
+        first, second = (
+            Bench(on.dispatcher, kinesis, on.stopped, settings, name=name, in_flight=node)
+            for name in ("first", "second")
+        )
+        first.submit(rows(40, size=10_000))
+        await until_on_loop(lambda: len(kinesis.waiting) == 4)
+        second.submit(rows(40, size=10_000))
+        await until_on_loop(lambda: len(kinesis.waiting) == 5)
+        await turn_over(5)
+        assert second.stream.pipeline.requests_in_flight == 1, "its floor"
+        for _ in range(3):
+            kinesis.waiting.pop(0).set()  # the first one's
+        await until_on_loop(lambda: second.stream.pipeline.requests_in_flight > 1)
+        kinesis.holds = False
+        for waiting in kinesis.waiting:
+            waiting.set()
+        await first.until_finished()
+        await second.until_finished()
     assert node.used_bytes == 0
 
 
@@ -401,16 +341,9 @@ async def test_an_owner_of_state_that_breaks_ends_the_dispatcher(verb: str) -> N
 async def test_work_on_the_loop_thread_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much of it there is: in one turn no more than about INLINE_MICROSECONDS of it."""
     turns = 0
-    encoded_in: Counter[int] = Counter()
-    encode = entries.encode
-
-    def count(*arguments: Any) -> EncodedRequest:
-        encoded_in[turns] += 1
-        return encode(*arguments)
-
-    monkeypatch.setattr(module, "encode", count)
+    encoded_in = spied(monkeypatch, "encode", lambda: turns)
     async with bench(max_in_flight_requests=100, max_in_flight_bytes=1 << 30) as on:
-        on.kinesis.hangs = True
+        on.kinesis.answers.clear()
         loop, ended = asyncio.get_running_loop(), False
 
         def turn() -> None:
@@ -423,19 +356,12 @@ async def test_work_on_the_loop_thread_leaves_turns_to_others(monkeypatch: pytes
         on.submit(rows(9_000))
         await until_on_loop(lambda: on.kinesis.requests >= 4)  # what may be on its way at first
         ended = True
-    assert max(encoded_in.values()) <= 1 + module.TURN_MICROSECONDS // 500
-    assert len(encoded_in) > 1
+    assert max(Counter(encoded_in).values()) <= 1 + module.TURN_MICROSECONDS // 500
+    assert len({*encoded_in}) > 1
 
 
 async def test_large_work_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: set[str] = set()
-    encode = entries.encode
-
-    def note(*arguments: Any) -> EncodedRequest:
-        threads.add(threading.current_thread().name)
-        return encode(*arguments)
-
-    monkeypatch.setattr(module, "encode", note)
+    threads = spied(monkeypatch, "encode", threading.current_thread)
     monkeypatch.setattr(module, "INLINE_MICROSECONDS", 1_000)
     monkeypatch.setattr(module, "TURN_MICROSECONDS", 50)
     # Rows without a key have an explicit hash key: they may be looked at one by one.
@@ -444,19 +370,12 @@ async def test_large_work_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatc
         async with bench() as on:
             on.submit(lay_out([key] * 90, [row] * 90))
             await on.until_finished()
-        assert (threads != {threading.main_thread().name}) is beside
+        assert ({*threads} != {threading.main_thread()}) is beside
 
 
 async def test_what_is_left_for_the_next_turn_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nobody else asks for that turn: in the first one nothing is begun that would end."""
-    sorted_: list[int] = []
-    sort_rows = sorting.sort_rows
-
-    def note(*arguments: Any) -> Any:
-        sorted_.append(1)
-        return sort_rows(*arguments)
-
-    monkeypatch.setattr(module, "sort_rows", note)
+    sorted_ = spied(monkeypatch, "sort_rows", int)
     monkeypatch.setattr(module, "INLINE_MICROSECONDS", 64)
     async with bench() as on:
         streams = [on, *(Bench(on.dispatcher, on.kinesis, on.stopped, {}) for _ in range(5))]
@@ -528,7 +447,7 @@ async def test_a_stream_whose_work_must_wait_is_not_looked_at_again_and_again(mo
 async def test_a_request_that_is_on_its_way_has_its_stream_looked_at() -> None:
     """Rows may have come back that did not fit, and the stream waits for the time when the request is slow."""
     async with bench() as on:
-        on.kinesis.hangs = True
+        on.kinesis.answers.clear()
         settle, settled, before = on.stream.settle, 0, 0
 
         def count(now: float) -> bool:
@@ -618,16 +537,9 @@ async def test_a_batch_of_16_ms_is_sorted_on_the_loop_and_a_larger_one_beside_it
     monkeypatch: pytest.MonkeyPatch, more_bytes: int, beside: bool
 ) -> None:
     """A row counts as a microsecond, and so do 256 bytes."""
-    threads: list[threading.Thread] = []
-    sort_rows = sorting.sort_rows
-
-    def note(*arguments: Any) -> Any:
-        threads.append(threading.current_thread())
-        return sort_rows(*arguments)
-
-    monkeypatch.setattr(module, "sort_rows", note)
+    threads = spied(monkeypatch, "sort_rows", threading.current_thread)
     async with bench() as on:
-        on.kinesis.hangs = True
+        on.kinesis.answers.clear()
         on.submit(lay_out([b"k"] * 8_000, [b"x" * (256 + more_bytes), *[b"x" * 256] * 7_999]))
         await until_on_loop(lambda: bool(threads))
     assert [thread is not threading.main_thread() for thread in threads] == [beside]
@@ -685,7 +597,8 @@ async def test_while_all_workers_are_busy_nothing_is_begun_and_rows_are_acknowle
     # Many rows are sorted in a worker.  Rows without a key are encoded there.
     large = rows(1_000) if what == "sort_rows" else lay_out([b""] * 10, [b"x"] * 10)
     looks: list[int] = []
-    answered, waiting = Holding(), StandInKinesis()
+    answered, waiting = StandInKinesis(), StandInKinesis()
+    answered.holds = True
     async with bench(settled=lambda: looks.append(1)) as on:
         sent, late = (Bench(on.dispatcher, kinesis, on.stopped, {}) for kinesis in (answered, waiting))
         on.submit(large)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -29,7 +29,7 @@ from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 from producerd.wire import frames
 from tests.daemon import one, until_on_loop
-from tests.runtime.stand_ins import StandInHost, StandInTransport, connected, put, reserve, tell
+from tests.runtime.stand_ins import StandInHost, StandInKinesis, StandInTransport, connected, put, reserve, tell
 from tests.runtime.virtual_time import live
 from tests.simulation.setting import make_body
 
@@ -325,26 +325,14 @@ async def test_nothing_is_left_of_a_stream_that_is_forgotten_and_its_question_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does a question keep the daemon from its end."""
-
-    class Kinesis:
-        asked: ClassVar[list[object]] = []
-
-        def __init__(self, client: object, executor: object) -> None:
-            pass
-
-        async def ready(self) -> None:
-            pass
-
-        async def try_storing(self, address: object, *, aggregates: bool) -> None:
-            self.asked.append(address)
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr(module, "AioKinesis", Kinesis)
+    kinesis = StandInKinesis()
+    kinesis.answers.clear()
+    monkeypatch.setattr(module, "AioKinesis", lambda *_: kinesis)
     heard: list[ServiceAnswer] = []
     async with streams_of(Config(node=NodeSettings(max_streams=1))) as streams:
         stream = streams.open("typo")
         streams.ask_service(stream, heard.append)
-        await until_on_loop(lambda: Kinesis.asked == [{"StreamName": "typo"}])
+        await until_on_loop(lambda: kinesis.asked == [({"StreamName": "typo"}, False)])
         last = streams.open("last")
         await until_on_loop(lambda: Watch.ended == ["typo"])
         streams.ask_service(stream, heard.append)
@@ -353,8 +341,8 @@ async def test_nothing_is_left_of_a_stream_that_is_forgotten_and_its_question_is
         gc.collect()
         assert left() is None
         streams.ask_service(last, heard.append)
-        await until_on_loop(lambda: len(Kinesis.asked) == 2)
-    assert (heard, Kinesis.asked) == ([], [{"StreamName": "typo"}, {"StreamName": "last"}])
+        await until_on_loop(lambda: len(kinesis.asked) == 2)
+    assert (heard, kinesis.asked[1:]) == ([], [({"StreamName": "last"}, False)])
 
 
 async def test_the_records_of_streams_are_counted_while_none_is_left() -> None:
