@@ -12,11 +12,14 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from producerd.core.sending.answers import loads
+from tests.runtime.serving import serving
 
 
 @asynccontextmanager
 async def recording(
-    answer: bytes | Callable[[dict[str, Any]], tuple[int, bytes]], status: int = 200
+    answer: bytes | Callable[[dict[str, Any]], tuple[int, bytes]],
+    status: int = 200,
+    headers: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[str, list[tuple[Any, bytes]]]]:
     """Serve and keep each request.  ``answer`` is the one body to send, or makes each status and body."""
     requests: list[tuple[Any, bytes]] = []
@@ -25,16 +28,10 @@ async def recording(
         body = await request.read()
         requests.append((request.headers.copy(), body))
         told = (status, answer) if isinstance(answer, bytes) else answer(loads(body))
-        return web.Response(status=told[0], body=told[1], content_type="application/x-amz-json-1.1")
+        return web.Response(status=told[0], body=told[1], headers=headers, content_type="application/x-amz-json-1.1")
 
-    runner = web.ServerRunner(web.Server(respond), access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", requests
-    finally:
-        await runner.cleanup()
+    async with serving(respond) as url:
+        yield url, requests
 
 
 def signed_headers(url: str, headers: Any, body: bytes) -> list[str]:

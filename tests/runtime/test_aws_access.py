@@ -15,8 +15,9 @@ from producerd.errors import Outcome
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
 from tests.daemon import ROOT, conserved, daemon, data_of, one, rows, session, until
-from tests.runtime.aws.leaky import EXTERNAL_ID, KEY, OF_STS, TOKEN, lines_with_secrets, service_in_thread
-from tests.runtime.aws.local_aws import local_aws_in_thread, secret_of
+from tests.runtime.aws.leaky import EXTERNAL_ID, KEY, OF_STS, TOKEN, lines_with_secrets, service
+from tests.runtime.aws.local_aws import local_aws, secret_of
+from tests.runtime.serving import in_thread
 
 ROLE = "arn:aws:iam::210987654321:role/producer"
 
@@ -36,7 +37,7 @@ def test_a_daemon_without_credentials_says_so_before_the_first_client(server: Fa
 @pytest.mark.slow
 def test_keys_are_rotated_without_a_restart_and_everything_is_delivered(kinesis: FakeKinesis, tmp_path: Path) -> None:
     write_keys(tmp_path / "keys", "A")
-    with local_aws_in_thread(kinesis) as aws:
+    with in_thread(lambda: local_aws(kinesis)) as aws:
         aws.keys = {"A"}
         environ = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "keys")}
         with daemon(aws.url, environ=environ) as running, session(running) as client:
@@ -58,7 +59,7 @@ def test_one_daemon_sends_to_streams_of_two_accounts(kinesis: FakeKinesis, tmp_p
     theirs = FakeKinesis()
     theirs.create_stream("flights")
     keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": secret_of("testing")}
-    with local_aws_in_thread(kinesis) as here, local_aws_in_thread(theirs) as there:
+    with in_thread(lambda: local_aws(kinesis)) as here, in_thread(lambda: local_aws(theirs)) as there:
         there.role, there.external_id = ROLE, "42"
         sets: dict[str, Any] = {
             "region": "eu-west-1",
@@ -97,8 +98,8 @@ def test_what_a_role_s_source_says_is_at_no_door_of_the_daemon(server: FakeServe
     (tmp_path / "producerd.toml").write_text("".join(tables))
     keys = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": KEY, "AWS_SESSION_TOKEN": TOKEN}
     shown = []
-    with service_in_thread(answers) as url, contextlib.ExitStack() as stack:
-        environ, options = keys | {"AWS_ENDPOINT_URL_STS": url}, ["-c", str(tmp_path / "producerd.toml")]
+    with in_thread(lambda: service(answers)) as leaky, contextlib.ExitStack() as stack:
+        environ, options = keys | {"AWS_ENDPOINT_URL_STS": leaky.url}, ["-c", str(tmp_path / "producerd.toml")]
         sets: dict[str, Any] = {"log_level": "debug", "drain_timeout_seconds": 0}
         running = stack.enter_context(daemon(server.url, environ=environ, options=options, exit_code=None, **sets))
         clients = [stack.enter_context(session(running, name)) for name in answers]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from urllib.parse import parse_qsl
 
 from aiohttp import web
+
+from tests.runtime.serving import serving
 
 ROLE = "arn:aws:iam::123456789012:role/producer"
 KEY, TOKEN = "wJalrXUtnFEMIK7MDENGbPxRfiCYplantedKEY", "IQoJb3JpZ2luX2VjEplantedSessionTOKENx1x2x3"
@@ -66,10 +66,10 @@ OF_STS = [
 class Service:
     """STS, SSO's portal, and both metadata services: it gives one answer to all, and refuses all signatures."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_roles: dict[str, tuple[int, str]]) -> None:
         self.url = ""
         self.status, self.body = 500, ""
-        self.of_roles: dict[str, tuple[int, str]] = {}  # other answers, by the names of roles
+        self.of_roles = of_roles  # other answers, by the names of roles
         self.asked = 0
 
     async def respond(self, request: web.BaseRequest) -> web.Response:
@@ -87,38 +87,7 @@ class Service:
 
 
 @asynccontextmanager
-async def service() -> AsyncIterator[Service]:
-    serving = Service()
-    runner = web.ServerRunner(web.Server(serving.respond, access_log=None))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    serving.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield serving
-    finally:
-        await runner.cleanup()
-
-
-@contextmanager
-def service_in_thread(of_roles: dict[str, tuple[int, str]]) -> Iterator[str]:
-    """Serve on a loop in a thread until the block ends; the URL."""
-    url: list[str] = []
-    started, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        async with service() as serving:
-            serving.of_roles = of_roles
-            url.append(serving.url)
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="leaky", daemon=True)
-    thread.start()
-    assert started.wait(10)
-    try:
-        yield url[0]
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join()
-        loop.close()
+async def service(of_roles: dict[str, tuple[int, str]] | None = None) -> AsyncIterator[Service]:
+    saying = Service(of_roles or {})
+    async with serving(saying.respond) as saying.url:
+        yield saying

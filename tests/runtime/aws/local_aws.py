@@ -6,11 +6,9 @@ It accepts the keys that a test lists, has its own clock, and checks every signa
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -22,6 +20,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from producerd.testing import FakeKinesis
+from tests.runtime.serving import serving
 
 TIMESTAMP = "%Y%m%dT%H%M%SZ"
 TOLERATED = timedelta(minutes=5)
@@ -141,37 +140,5 @@ class LocalAws:
 async def local_aws(kinesis: FakeKinesis, kind: type[LocalAws] = LocalAws) -> AsyncIterator[LocalAws]:
     """Serve on this loop until the block ends."""
     aws = kind(kinesis)
-    runner = web.ServerRunner(web.Server(aws.respond), access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    aws.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with serving(aws.respond) as aws.url:
         yield aws
-    finally:
-        await runner.cleanup()
-
-
-@contextmanager
-def local_aws_in_thread(kinesis: FakeKinesis) -> Iterator[LocalAws]:
-    """Serve on a loop in a thread, for blocking clients in this one."""
-    started = threading.Event()
-    served: list[tuple[LocalAws, Callable[[], object]]] = []
-
-    async def serve() -> None:
-        ended = asyncio.Event()
-        async with local_aws(kinesis) as aws:
-            loop = asyncio.get_running_loop()
-            served.append((aws, lambda: loop.call_soon_threadsafe(ended.set)))
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="local-aws", daemon=True)
-    thread.start()
-    assert started.wait(10)
-    ((aws, end),) = served
-    try:
-        yield aws
-    finally:
-        end()
-        thread.join()

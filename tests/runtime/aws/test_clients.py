@@ -162,18 +162,6 @@ def test_a_region_is_needed_for_streams_that_nobody_listed_only_where_these_may_
 # ---- hosts, proxies, certificates
 
 
-async def test_requests_go_through_the_proxy_and_the_bundle_is_believed(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with serve(kinesis, tls=True) as server:
-        port = int(server.url.rpartition(":")[2])
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(server.certificate))
-        async with proxy(monkeypatch, port) as between, reaching(f"https://localhost:{port}") as client:
-            await stores(client)
-            assert isinstance(await client.list_shards(FLIGHTS), list)
-        assert set(between.asked) == {f"localhost:{port}"}
-
-
 @pytest.mark.promise("bundle-extended-read")
 @pytest.mark.parametrize("source", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "profile"])
 async def test_a_bundle_that_is_extended_is_read_again_when_a_certificate_is_refused(

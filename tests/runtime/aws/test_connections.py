@@ -35,7 +35,7 @@ from producerd.runtime.aws.connections import MAX_ANSWER_BYTES, Connections, Sen
 from producerd.testing.certificate import self_signed
 from tests.daemon import PATIENCE_SECONDS, START_SECONDS, until_on_loop
 from tests.runtime.aws.kernel import full
-from tests.runtime.aws.mute import mute, sockets_to
+from tests.runtime.aws.mute import sockets_to
 from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, request_of
 
 MIB: Final = 1 << 20
@@ -613,22 +613,6 @@ async def test_who_answers_before_the_body_was_read_is_not_asked_again(to: Calla
 
 
 # ---- where it goes
-
-
-@linux_only
-async def test_cancelled_while_it_connects_or_shakes_hands_it_leaves_no_socket() -> None:
-    with mute() as silent, full() as crowded:
-        for url, port in ((f"https://127.0.0.1:{silent}/", silent), (f"http://127.0.0.1:{crowded}/", crowded)):
-            before = sockets_to(port)
-            connections, sending = Connections(url, TRUSTS_NOBODY, 5.0), Sending(b"{}")
-            asked = asyncio.create_task(put(connections, sending=sending))
-            await until_on_loop(lambda: sockets_to(port) > before, 2)  # noqa: B023 - called before they change
-            await asyncio.sleep(0.01)
-            asked.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asked
-            assert not sending.body_written
-            await until_on_loop(lambda: sockets_to(port) == before, 2)  # noqa: B023
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")

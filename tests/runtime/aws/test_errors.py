@@ -55,24 +55,6 @@ FAILURES: list[tuple[Exception, str, bool]] = [
     (client_error("InternalFailure", 500), "InternalFailure", True),
     (client_error("ServiceUnavailable", 503), "ServiceUnavailable", True),
     (client_error("", 502), "InternalFailure", True),
-    (boto_errors.NoCredentialsError(), Code.CREDENTIALS, True),
-    (boto_errors.PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), Code.CREDENTIALS, True),
-    (boto_errors.CredentialRetrievalError(provider="custom", error_msg="exit 1"), Code.CREDENTIALS, True),
-    (boto_errors.TokenRetrievalError(provider="sso", error_msg="expired"), Code.CREDENTIALS, True),
-    (boto_errors.UnauthorizedSSOTokenError(), Code.CREDENTIALS, True),
-    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=REFUSED), Code.UNREACHABLE, True),
-    (
-        boto_errors.EndpointConnectionError(endpoint_url="http://x", error=gaierror(-2, "no name")),
-        Code.UNREACHABLE,
-        True,
-    ),
-    (boto_errors.EndpointConnectionError(endpoint_url="http://x", error=RESET), Code.UNREACHABLE, True),
-    (boto_errors.ConnectTimeoutError(endpoint_url="http://x"), Code.UNREACHABLE, True),
-    (boto_errors.ProxyConnectionError(proxy_url="http://p"), Code.UNREACHABLE, True),
-    (boto_errors.SSLError(endpoint_url="https://x", error="certificate verify failed"), Code.UNREACHABLE, True),
-    (boto_errors.ReadTimeoutError(endpoint_url="http://x"), Code.UNREACHABLE, True),
-    (boto_errors.ConnectionClosedError(endpoint_url="http://x"), Code.UNREACHABLE, True),
-    (boto_errors.HTTPClientError(error="broken"), Code.UNREACHABLE, True),
     (ClientPayloadError("not completed"), Code.UNREACHABLE, True),
     (ConnectionResetError(104, "Connection reset by peer"), Code.UNREACHABLE, True),
     (ValueError("words of a proxy"), "InternalFailure", True),
@@ -125,7 +107,9 @@ def test_each_of_botocores_exceptions_is_decided_and_a_new_one_is_noticed() -> N
     for name, kind in found.items():
         fields = [field for _, field, _, _ in Formatter().parse(kind.fmt) if field]
         error = kind(**dict.fromkeys([*fields, *["last_response"] * (name == "WaiterError")], "x"))
-        assert (name, failure_of(error, body_written=False).code) == (name, DECIDED[name])
+        for body_written in (False, True):
+            failed = failure_of(error, body_written=body_written)
+            assert (name, failed.code, failed.maybe_stored) == (name, DECIDED[name], body_written)
 
 
 @pytest.mark.parametrize(

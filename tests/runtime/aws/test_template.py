@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +11,6 @@ from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
 from producerd.core.sending.answers import NOT_KINESIS, Answer, RequestFailed
-from producerd.errors import Code
 from producerd.runtime.aws import credentials
 from producerd.runtime.aws.building import build_request
 from producerd.runtime.aws.clients import AwsClient
@@ -128,40 +123,6 @@ async def test_what_botocore_is_not_asked_about(status: int, body: bytes, code: 
     async with recording(lambda _: (status, body)) as (url, _), reached(url) as (client, _):
         outcome = await client.put_records(FLIGHTS, request_of(), 5)
     assert (outcome.code if isinstance(outcome, RequestFailed) else None) == code
-
-
-@asynccontextmanager
-async def saying(words: bytes) -> AsyncIterator[int]:
-    """The port of a server that says this to whatever comes, and closes."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\n")
-        writer.write(words)
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
-
-
-CUT_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
-NETWORKS = {
-    "closed": ("http", b"", True),
-    "cut off": ("http", CUT_OFF, True),
-    "not HTTP": ("http", b"SSH-2.0-OpenSSH_9.2\r\n\r\n", True),
-    "not TLS": ("https", CUT_OFF, False),
-}
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-async def test_what_the_network_does_says_whether_anything_may_be_stored(network: str) -> None:
-    scheme, words, maybe_stored = NETWORKS[network]
-    async with saying(words) as port, reached(f"{scheme}://127.0.0.1:{port}") as (client, _):
-        failed = await fails(client)
-        read = await client.list_shards(FLIGHTS)
-    assert isinstance(read, RequestFailed)
-    assert (failed.code, failed.maybe_stored, failed.timed_out) == (Code.UNREACHABLE, maybe_stored, False)
-    assert f":{port}/" in failed.message
-    assert read == replace(failed, maybe_stored=False)
 
 
 async def test_streams_of_other_accounts_keep_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
