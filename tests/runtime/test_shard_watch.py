@@ -20,6 +20,7 @@ from producerd.core.sending.answers import RequestFailed
 from producerd.core.shards.reading_times import READINGS_PER_MINUTE
 from producerd.core.shards.shard_map import map_from_listing
 from producerd.errors import Code
+from producerd.runtime import shard_watch as module
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.kinesis import Address, StreamSummary
 from producerd.runtime.shard_watch import ShardWatch
@@ -314,6 +315,42 @@ def test_the_summary_tells_the_largest_record_and_the_capacity_mode() -> None:
         assert watched.stream.blocked(1, 0.0, 0.0).capacity_mode == "PROVISIONED"
 
     watch(ListedKinesis(), story)
+
+
+def test_the_summary_is_read_when_its_readings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Times:
+        """Stands for `SummaryReadings`."""
+
+        def first_seconds(self, *, aggregates: bool) -> float:
+            return 3.0
+
+        def failed(self, *, answered: bool) -> float:
+            calls.append(f"failed, {answered}")
+            return 1_000.0
+
+        def succeeded(self, *, refuses: bool) -> float:
+            calls.append(f"succeeded, {refuses}")
+            return 100.0
+
+        def made_again(self) -> None:
+            calls.append("made again")
+
+    monkeypatch.setattr(module, "SummaryReadings", lambda _: Times())
+    kinesis = ListedKinesis(summary=THROTTLED)
+
+    async def story(watched: Watched) -> None:
+        await asyncio.sleep(500.0)
+        kinesis.summary = BY_KEY
+        await asyncio.sleep(610.0)
+        kinesis.listed = FakeKinesis().create_stream("flights", shards=3)
+        watched.suspect()
+        await asyncio.sleep(30.0)
+
+    watch(kinesis, story)
+    assert [round(at, 3) for at in kinesis.described_at[:3]] == [3.0, 1_003.1, 1_103.2]
+    assert calls == ["failed, True", *["succeeded, False"] * 2, "made again", "succeeded, False"]
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["by its ranges", "by its absence"])
