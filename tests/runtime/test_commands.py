@@ -25,6 +25,7 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime import commands as module
 from producerd.runtime import logs
 from producerd.runtime.commands import Commands, NoSuchStream
+from producerd.runtime.page.page import Page
 from producerd.runtime.stream import Stream
 
 
@@ -132,6 +133,12 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals(monkeypat
         "blocked_seconds": 10.3,
     }
     assert {name: of_stream[name] for name in totals} == totals
+
+
+async def test_the_page_shows_what_the_status_tells() -> None:
+    said = Page(commands_of(flights()).status).html()
+    assert "it lacks a role" in said
+    assert "unproven: nothing was stored yet" in said
 
 
 async def test_a_stream_that_no_client_has_opened_is_named() -> None:

@@ -235,17 +235,3 @@ async def test_a_client_without_a_stream_has_just_come_for_one_second(table: Any
     table.seconds += seconds - 1.0
     table.come("next", 7)
     assert list(table.gone()) == [goes]
-
-
-async def test_while_there_is_a_place_nobody_is_looked_for(table: Any) -> None:
-    """It takes a millisecond."""
-    table = table(max_connections=2, max_connections_per_user=2)
-    table.come("one", 7)
-
-    def looks(*_: Any) -> Any:
-        raise AssertionError
-
-    table.monkeypatch.setattr(table.connections, "_by_dispensability", looks)
-    table.come("two", 7)
-    assert table.gone() == {}
-    assert table.host.failures == []

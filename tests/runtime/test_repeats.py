@@ -18,13 +18,6 @@ def test_the_first_ones_pass_and_the_rest_is_counted_until_the_window_ends() -> 
     assert [repeats.passes(BLOCKED, now) for now in (200.0, 201.0, 202.0)] == [0, 0, None]
 
 
-def test_the_next_one_that_passes_tells_the_count_and_nobody_tells_it_again() -> None:
-    repeats = Repeats(most=1, within_seconds=60.0)
-    assert [repeats.passes(BLOCKED, now) for now in (0.0, 1.0, 2.0)] == [0, None, None]
-    assert repeats.passes(BLOCKED, 60.0) == 2
-    assert repeats.ended() == []
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -21,12 +21,10 @@ from producerd.errors import Code, Outcome
 from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
-from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import frames
-from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_RESENT, PREFIX, Columns, Layout, lay_out
+from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_RESENT, PREFIX, Columns, lay_out
 from producerd.wire.frames import MessageType
-from spark_client import KinesisClient
-from tests.daemon import PATIENCE_SECONDS, daemon, one, rows
+from tests.daemon import one, rows
 from tests.runtime.stand_ins import (
     RULES,
     Said,
@@ -679,28 +677,12 @@ async def test_a_breach_of_the_protocol_ends_its_session_with_the_reason(
 
 GARBAGE: dict[str, tuple[Reach, Said]] = {
     "HTTP": (connected, b"GET / HTTP/1.1\r\n\r\n"),
-    "zeros": (connected, b"\0" * 64),
-    "ones": (connected, b"\xff" * 64),
     "open before hello": (connected, frames.Open(1, "flights")),
-    "hello too long": (connected, header(MessageType.HELLO, 16 * 1024 + 1)),
-    "hello too short": (connected, header(MessageType.HELLO, 3) + b"abc"),
-    "body before hello": (connected, header(MessageType.BODY, 2**32 - 1)),
-    "hello twice": (greeted, frames.Hello(1, 1)),
-    "reserve before open": (greeted, reserve(1, FRAME)),
-    "status before open": (greeted, frames.Status(1)),
-    "a daemon's message": (greeted, frames.Grant(1)),
-    "cancel of what was never reserved": (greeted, frames.Cancel(9)),
-    "flags": (greeted, header(MessageType.OPEN, 4, flags=1) + b"\0" * 4),
-    "reserved bytes": (greeted, header(MessageType.OPEN, 4, zero=1) + b"\0" * 4),
     "no UTF-8": (greeted, header(MessageType.OPEN, 12) + struct.pack("<II4s", 1, 4, b"\xff" * 4)),
-    "no records": (opened, frames.Reserve(1, 1, Layout(0, 0, 0))),
     "another stream": (opened, reserve(1, FRAME, 2)),
-    "2 GiB of keys": (opened, frames.Reserve(1, 1, Layout(1, 2**31, 0))),
     "more frames than the window": (opened, b"".join(reserve(number, FRAME) for number in range(1, 6))),
     "a frame twice": (granted, reserve(1, FRAME)),
     "other columns": (granted, body_with(1, 1, 0, 21)),
-    "offsets too far": (granted, body_offsets(0, 2)),
-    "negative offsets": (granted, body_offsets(-1, 0)),
     "falling offsets": (granted, body_offsets(1, 0)),
 }
 
@@ -918,19 +900,6 @@ async def test_a_stream_without_frames_of_a_session_is_not_looked_at_for_the_oth
     touched.clear()
     tell(session, put(5, one()), put(6, one()))
     assert {*touched} == {flights}, "the window is full again, and nothing of the other stream lingers"
-
-
-@pytest.mark.law("AdmissionGate")
-def test_puts_that_exceed_the_window_do_not_wait_for_what_lingers(server: FakeServer) -> None:
-    """By their number; and by a record larger than what is left, of which the daemon cannot know: the client asks."""
-    with daemon(server.url, linger_seconds=3_600, session_window_bytes="1 MiB", max_frame_bytes="64 KiB") as running:
-        client = KinesisClient("flights", socket=str(running.socket))
-        for place in range(2 * 64 + 1):
-            client.put(b"%d" % place, timeout_seconds=PATIENCE_SECONDS)
-        client.flush(PATIENCE_SECONDS)
-        client.put(b"x" * 300_000, timeout_seconds=PATIENCE_SECONDS)
-        client.put(b"y" * 900_000, timeout_seconds=PATIENCE_SECONDS)
-        client.close(PATIENCE_SECONDS)
 
 
 # ---- time

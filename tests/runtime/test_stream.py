@@ -132,26 +132,6 @@ def test_a_record_that_stays_for_half_a_minute_is_told_and_again_every_five_minu
     }
 
 
-@pytest.mark.parametrize(
-    ("holding", "aggregation", "add_shards", "aggregate"),
-    [
-        (Holding("shard_rate", by_records=True), "none", True, True),
-        (Holding("shard_rate", by_records=False), "none", True, False),
-        (Holding("shard_rate", by_records=True), "kpl", True, False),
-        (Holding("hot_shard", "shard-0", 0.9, by_records=True), "none", False, False),
-    ],
-)
-def test_where_all_shards_are_full_the_advice_is_to_add_shards_or_to_aggregate_small_records(
-    monkeypatch: pytest.MonkeyPatch, holding: Holding, aggregation: str, add_shards: bool, aggregate: bool
-) -> None:
-    stream, _ = with_a_frame(aggregation=aggregation)
-    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: holding)
-    why = stream.describe(1.0)
-    assert ("add shards" in why) is add_shards
-    assert ('aggregation = "kpl" would send up to' in why) is aggregate
-    assert ("spread its keys" in why) is not add_shards
-
-
 def test_callers_that_wait_again_and_again_are_told_too() -> None:
     """None of them for long; the queue's one record is never older than a second."""
     stream, owner = with_a_frame(queue_limit=100)
@@ -295,6 +275,7 @@ def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
     stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 0.0)
     stream.settle(0.0)
     stream.settle(2.0)
+    assert 'add shards; aggregation = "kpl" would send up to' in stream.describe(2.0)
     holding = Holding("shard_rate", by_records=False)
     stream.settle(5.0)
     stream.settle(9.0)
