@@ -265,6 +265,15 @@ def test_what_holds_the_queue_is_looked_at_twice_a_second(monkeypatch: pytest.Mo
     assert looked == [0.0, 0.5, 1.0]
 
 
+@pytest.mark.parametrize(("aggregation", "is_advised"), [("none", True), ("kpl", False)])
+def test_aggregation_is_advised_where_it_is_off(
+    monkeypatch: pytest.MonkeyPatch, aggregation: str, is_advised: bool
+) -> None:
+    stream, _ = with_a_frame(aggregation=aggregation)
+    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: Holding("shard_rate", by_records=True))
+    assert ('aggregation = "kpl" would send up to' in stream.describe(1.0)) is is_advised
+
+
 def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -275,7 +284,6 @@ def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
     stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 0.0)
     stream.settle(0.0)
     stream.settle(2.0)
-    assert 'add shards; aggregation = "kpl" would send up to' in stream.describe(2.0)
     holding = Holding("shard_rate", by_records=False)
     stream.settle(5.0)
     stream.settle(9.0)
