@@ -25,7 +25,7 @@ from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis
 from producerd.testing.certificate import self_signed
 from producerd.testing.fake_kinesis import serve
-from tests.runtime.aws.local_aws import local_aws
+from tests.runtime.aws.local_aws import LocalAws
 from tests.runtime.aws.proxy import proxy
 from tests.runtime.aws.reaching import BODY, FLIGHTS, access, fails, reached, reaching, request_of, stores
 
@@ -50,8 +50,8 @@ def role(name: str) -> str:
     return f"arn:aws:iam::123456789012:role/{name}"
 
 
-async def test_metrics_show_the_clock_that_is_most_off_and_all_refreshes(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, open_clients([]) as clients:
+async def test_metrics_show_the_clock_that_is_most_off_and_all_refreshes(aws: LocalAws) -> None:
+    async with open_clients([]) as clients:
         assert (clients.clock_offset_seconds, clients.credential_refreshes) == (0, {})
         ours = [clients.of(access(aws.url, connect_timeout_seconds=seconds)) for seconds in (1, 2, 3)]
         for client, seconds in zip(ours, (5, -600, 60), strict=True):
@@ -76,10 +76,10 @@ async def test_a_failure_of_credentials_says_whose_they_are(
     assert [line["of"] for line in log if line["event"] == "credentials failed"] == [of]
 
 
-async def test_requests_say_whose_they_are(kinesis: FakeKinesis) -> None:
+async def test_requests_say_whose_they_are(aws: LocalAws) -> None:
     """In CloudTrail."""
     told: list[bytes] = []
-    async with local_aws(kinesis) as aws, open_clients([access(aws.url)]) as clients:
+    async with open_clients([access(aws.url)]) as clients:
         client = await clients.of(access(aws.url)).ready()
         client.meta.events.register(
             "before-send.kinesis", lambda request, **_: told.append(request.headers["User-Agent"])
@@ -88,8 +88,8 @@ async def test_requests_say_whose_they_are(kinesis: FakeKinesis) -> None:
     assert told[0].startswith(b"producerd/%b aiobotocore/" % __version__.encode())
 
 
-async def test_there_is_one_client_for_each_access(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, open_clients([access(aws.url)]) as clients:
+async def test_there_is_one_client_for_each_access(aws: LocalAws) -> None:
+    async with open_clients([access(aws.url)]) as clients:
         with ThreadPoolExecutor(1) as pool:
             one, other = clients.of(access(aws.url)), clients.of(access(aws.url, region="eu-west-1"))
             assert clients.of(access(aws.url)) is one
@@ -97,10 +97,10 @@ async def test_there_is_one_client_for_each_access(kinesis: FakeKinesis) -> None
             await asyncio.gather(*(stores(AioKinesis(one, pool)) for _ in range(2)))
             made = await one.ready()
             assert await one.ready() is made
-    before = kinesis.requests["PutRecords"]
+    before = aws.kinesis.requests["PutRecords"]
     failed = await fails(AioKinesis(one, pool))
     assert (failed.message.endswith("the daemon stops"), failed.maybe_stored) == (True, False)
-    assert kinesis.requests["PutRecords"] == before
+    assert aws.kinesis.requests["PutRecords"] == before
 
 
 # ---- settings that cannot work fail at the start
@@ -145,10 +145,10 @@ async def test_an_endpoint_of_aws_s_file_that_is_not_a_url_is_a_configuration_er
 
 @pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
 async def test_the_region_may_come_from_the_environment(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, variable: str
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "eu-north-1")
-    async with local_aws(kinesis) as aws, reaching(aws.url, region=None) as client:
+    async with reaching(aws.url, region=None) as client:
         await stores(client)
 
 
@@ -275,14 +275,14 @@ async def test_which_hosts_are_called(
     assert between.asked == [data, control, control]
 
 
-async def test_a_stream_is_reached_by_its_arn(kinesis: FakeKinesis) -> None:
-    address = {"StreamARN": kinesis.streams["flights"].arn}
+async def test_a_stream_is_reached_by_its_arn(aws: LocalAws) -> None:
+    address = {"StreamARN": aws.kinesis.streams["flights"].arn}
     body = BODY.replace(b'"StreamName":"flights"', b'"StreamARN":"%s"' % address["StreamARN"].encode())
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+    async with reaching(aws.url) as client:
         assert isinstance(await client.put_records(address, request_of(body), 5), Answer)
         assert isinstance(await client.list_shards(address), list)
         assert isinstance(await client.describe_stream_summary(address), StreamSummary)
-    assert len(kinesis.streams["flights"].entries()) == 2
+    assert len(aws.kinesis.streams["flights"].entries()) == 2
 
 
 @pytest.mark.promise("requests-aws-encrypted")

@@ -36,8 +36,8 @@ async def everything_works(kinesis: AioKinesis) -> bool:
 
 @pytest.mark.promise("refusal-teaches-clock")
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, timedelta(days=400)], ids=str)
-async def test_one_refusal_teaches_the_clock_and_nobody_hears_of_it(kinesis: FakeKinesis, offset: timedelta) -> None:
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+async def test_one_refusal_teaches_the_clock_and_nobody_hears_of_it(aws: LocalAws, offset: timedelta) -> None:
+    async with reaching(aws.url) as client:
         aws.clock_offset = offset
         with capture_logs() as logs:
             assert await everything_works(client)
@@ -48,8 +48,8 @@ async def test_one_refusal_teaches_the_clock_and_nobody_hears_of_it(kinesis: Fak
     assert abs(line["seconds"] - offset.total_seconds()) < 5
 
 
-async def test_requests_that_are_refused_together_all_pass(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+async def test_requests_that_are_refused_together_all_pass(aws: LocalAws) -> None:
+    async with reached(aws.url) as (client, behind):
         await client.ready()  # else the first is refused before the last has its turn to make the client
         aws.clock_offset = HOUR
         async with asyncio.TaskGroup() as group:
@@ -59,8 +59,8 @@ async def test_requests_that_are_refused_together_all_pass(kinesis: FakeKinesis)
         assert abs(behind.clock.offset - HOUR) < timedelta(seconds=5)
 
 
-async def test_a_clock_that_is_set_right_is_followed_again(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+async def test_a_clock_that_is_set_right_is_followed_again(aws: LocalAws) -> None:
+    async with reached(aws.url) as (client, behind):
         aws.clock_offset = -HOUR
         assert await everything_works(client)
         aws.clock_offset = timedelta(0)
@@ -69,11 +69,9 @@ async def test_a_clock_that_is_set_right_is_followed_again(kinesis: FakeKinesis)
         assert aws.refused.total() == 2
 
 
-async def test_a_refusal_for_another_reason_is_not_the_clocks(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refusal_for_another_reason_is_not_the_clocks(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+    async with reached(aws.url) as (client, behind):
         aws.clock_offset = timedelta(seconds=50)
         failed = await fails(client)
         assert failed.code == "InvalidSignatureException"
@@ -83,10 +81,10 @@ async def test_a_refusal_for_another_reason_is_not_the_clocks(
 
 
 async def test_a_refusal_that_may_not_be_kinesiss_teaches_the_clock_and_is_left_to_the_pipeline(
-    kinesis: FakeKinesis,
+    aws: LocalAws,
 ) -> None:
     """The records may have been stored: the pipeline counts what it sends again."""
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, _):
+    async with reached(aws.url) as (client, _):
         aws.clock_offset, aws.tells_request_id = -HOUR, False
         failed = await fails(client)
         assert (meaning_of(failed.code).kind, failed.maybe_stored) == (Kind.TRANSIENT, True)
@@ -127,59 +125,52 @@ def test_a_date_that_no_clock_shows_teaches_nothing(date: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR], ids=str)
-async def test_a_role_is_assumed_by_the_services_clock_too(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta
-) -> None:
+async def test_a_role_is_assumed_by_the_services_clock_too(aws: LocalAws, offset: timedelta) -> None:
     role = "arn:aws:iam::123456789012:role/producer"
-    async with local_aws(kinesis) as aws:
-        aws.role, aws.clock_offset = role, offset
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
-        async with reaching(aws.url, role_arn=role) as client:
-            assert await everything_works(client)
-            assert await everything_works(client)
-        assert len(aws.assumed) == 1
-        assert aws.used == {"ROLE1": 6}
-        assert set(aws.refused) == {"SignatureDoesNotMatch"}
+    aws.role, aws.clock_offset = role, offset
+    async with reaching(aws.url, role_arn=role) as client:
+        assert await everything_works(client)
+        assert await everything_works(client)
+    assert len(aws.assumed) == 1
+    assert aws.used == {"ROLE1": 6}
+    assert set(aws.refused) == {"SignatureDoesNotMatch"}
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR], ids=str)
 async def test_a_role_is_assumed_again_before_its_end_by_the_services_clock(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, offset: timedelta
 ) -> None:
     role = "arn:aws:iam::123456789012:role/producer"
     monkeypatch.setattr("producerd.runtime.aws.credentials.RENEWAL_SECONDS", 0.0)
-    async with local_aws(kinesis) as aws:
-        aws.role, aws.clock_offset = role, offset
-        aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
-        async with reached(aws.url, role_arn=role) as (client, behind):
-            assert await everything_works(client)
-            await until_on_loop(lambda: behind.credentials.refreshes["ok"] >= 2)
-            assert await everything_works(client)
+    aws.role, aws.clock_offset = role, offset
+    aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
+    async with reached(aws.url, role_arn=role) as (client, behind):
+        assert await everything_works(client)
+        await until_on_loop(lambda: behind.credentials.refreshes["ok"] >= 2)
+        assert await everything_works(client)
     assert aws.used["ROLE1"] < aws.used.total(), "the newer ones are used"
 
 
 @pytest.mark.promise("refusal-teaches-clock")
 @pytest.mark.parametrize("offset", [6 * HOUR, -6 * HOUR], ids=str)
 async def test_keys_that_look_expired_to_a_wrong_clock_are_judged_by_the_service(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, offset: timedelta
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, offset: timedelta
 ) -> None:
     """A clock that is ahead of the end of all keys learns the time, also where it was right or behind before."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setattr("producerd.runtime.aws.credentials.RENEWAL_SECONDS", 0.0)
-    async with local_aws(kinesis) as aws:
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/container")
-        aws.keys, aws.container_key, aws.container_lifetime = {"A"}, "A", HOUR
-        async with reaching(aws.url) as client:
-            aws.clock_offset = offset
-            assert await everything_works(client)
-            aws.clock_offset = -offset
-            assert await everything_works(client)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/container")
+    aws.keys, aws.container_key, aws.container_lifetime = {"A"}, "A", HOUR
+    async with reaching(aws.url) as client:
+        aws.clock_offset = offset
+        assert await everything_works(client)
+        aws.clock_offset = -offset
+        assert await everything_works(client)
     assert set(aws.refused) == {"InvalidSignatureException"}
 
 
-async def test_no_credentials_are_no_question_of_the_clock(kinesis: FakeKinesis) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+async def test_no_credentials_are_no_question_of_the_clock(aws: LocalAws) -> None:
+    async with reached(aws.url) as (client, behind):
         aws.keys, aws.clock_offset = set(), timedelta(seconds=50)
         failed = await fails(client)
         assert meaning_of(failed.code).code == Code.CREDENTIALS

@@ -34,7 +34,7 @@ from producerd.runtime.aws.errors import CredentialsFailed
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.testing import FakeKinesis
 from tests.daemon import PATIENCE_SECONDS, until_on_loop
-from tests.runtime.aws.local_aws import local_aws, secret_of
+from tests.runtime.aws.local_aws import LocalAws, secret_of
 from tests.runtime.aws.mute import mute
 from tests.runtime.aws.reaching import fails, reached, reaching, stores
 
@@ -78,7 +78,7 @@ def write_keys(path: Path, key: str) -> None:
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("place", ["home", "named"])
 async def test_keys_that_are_rotated_in_a_file_are_read_after_the_old_ones_are_refused(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     path = tmp_path / ".aws" / "credentials"
@@ -87,7 +87,7 @@ async def test_keys_that_are_rotated_in_a_file_are_read_after_the_old_ones_are_r
         path = tmp_path / "elsewhere"
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
     write_keys(path, "A")
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+    async with reaching(aws.url) as client:
         aws.keys = {"A"}
         await stores(client)
         aws.keys = {"B"}
@@ -100,28 +100,25 @@ async def test_keys_that_are_rotated_in_a_file_are_read_after_the_old_ones_are_r
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_container_endpoint_that_fails_for_a_while(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_container_endpoint_that_fails_for_a_while(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.01)
-    async with local_aws(kinesis) as aws:
-        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/container")
-        async with reaching(aws.url) as client:
-            with capture_logs() as logs:
-                assert await refusal(client) == Code.CREDENTIALS
-                assert await refusal(client) == Code.CREDENTIALS
-                aws.keys, aws.container_key = {"A", "B"}, "A"
-                aws.container_lifetime = timedelta(minutes=12)  # already to be refreshed
-                await stores(client)
-                aws.container_key = ""
-                async with asyncio.timeout(10):
-                    while logs[-1]["event"] != "credentials failed":
-                        await stores(client)  # what is still valid serves
-                aws.container_key = "B"
-                async with asyncio.timeout(10):
-                    while not aws.used["B"]:
-                        await stores(client)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{aws.url}/container")
+    async with reaching(aws.url) as client:
+        with capture_logs() as logs:
+            assert await refusal(client) == Code.CREDENTIALS
+            assert await refusal(client) == Code.CREDENTIALS
+            aws.keys, aws.container_key = {"A", "B"}, "A"
+            aws.container_lifetime = timedelta(minutes=12)  # already to be refreshed
+            await stores(client)
+            aws.container_key = ""
+            async with asyncio.timeout(10):
+                while logs[-1]["event"] != "credentials failed":
+                    await stores(client)  # what is still valid serves
+            aws.container_key = "B"
+            async with asyncio.timeout(10):
+                while not aws.used["B"]:
+                    await stores(client)
     assert aws.used["A"] >= 2
     told = [(line["log_level"], line["event"]) for line in logs if line["log_level"] != "debug"]
     assert told == 2 * [("warning", "credentials failed"), ("info", "credentials works again")]
@@ -129,11 +126,11 @@ async def test_a_container_endpoint_that_fails_for_a_while(
 
 @pytest.mark.usefixtures("no_keys")
 async def test_a_file_that_is_being_written_is_a_failure_to_get_credentials(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "half").write_text("[default]\naws_access_key_id = A\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "half"))
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+    async with reaching(aws.url) as client:
         assert await refusal(client) == Code.CREDENTIALS
 
 
@@ -145,11 +142,11 @@ VARIABLES = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "s3cret", "AWS_S
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize("role_arn", [None, ROLE])
 async def test_a_part_of_the_keys_that_cannot_be_sent_is_named_without_its_value(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, variable: str, end: str, role_arn: str | None
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, variable: str, end: str, role_arn: str | None
 ) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value + end * (name == variable))
-    async with local_aws(kinesis) as aws, reaching(aws.url, role_arn=role_arn) as client:
+    async with reaching(aws.url, role_arn=role_arn) as client:
         failed = await fails(client)
     assert failed.code == Code.CREDENTIALS
     assert f"from env: {variable} has a line break" in failed.message
@@ -169,13 +166,13 @@ async def test_a_required_account_that_is_not_there_is_a_wrong_setting(
 @pytest.mark.promise("profile-asks-code-refused")
 @pytest.mark.usefixtures("no_keys")
 async def test_a_profile_that_asks_for_a_code_is_refused_and_never_asks(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, config: Callable[[str], int]
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, config: Callable[[str], int]
 ) -> None:
     """botocore would ask at the terminal, and nothing would go on until a person answers."""
     monkeypatch.setattr("getpass.getpass", lambda _: pytest.fail("it asks"))
     asks = "mfa_serial = arn:aws:iam::1:mfa/me\nsource_profile = keys"
     config(f"[default]\nrole_arn = {ROLE}\n{asks}\n[profile keys]\n{KEYS}\n")
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+    async with reaching(aws.url) as client:
         failed = await fails(client)
     assert failed.code == Code.CREDENTIALS
     assert "use a profile without mfa_serial" in failed.message
@@ -251,14 +248,14 @@ PROFILES = {
 @pytest.mark.usefixtures("at_once", "no_keys")
 @pytest.mark.parametrize("profile", PROFILES)
 async def test_a_credential_process_that_hangs_is_killed_when_it_is_given_up(
-    profile: str, kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Callable[[str], int]
+    profile: str, aws: LocalAws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: Callable[[str], int]
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "used")
     monkeypatch.setattr(module, "HELPER_TIMEOUT_SECONDS", 0.3)
     started = tmp_path / "started"
     process = f"sh -c 'echo $$ >> {started}; exec sleep 600'"
     config(PROFILES[profile].format(process=process))
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+    async with reaching(aws.url) as client:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not started.exists() or len(started.read_text().split()) < 2:
                 assert await refusal(client) == Code.CREDENTIALS
@@ -266,12 +263,10 @@ async def test_a_credential_process_that_hangs_is_killed_when_it_is_given_up(
 
 
 @pytest.mark.usefixtures("no_keys")
-async def test_the_keys_that_a_credential_process_prints_are_used(
-    kinesis: FakeKinesis, config: Callable[[str], int]
-) -> None:
+async def test_the_keys_that_a_credential_process_prints_are_used(aws: LocalAws, config: Callable[[str], int]) -> None:
     printed = json.dumps({"Version": 1, "AccessKeyId": "A", "SecretAccessKey": secret_of("A")})
     config(f"[default]\ncredential_process = echo '{printed}'\n")
-    async with local_aws(kinesis) as aws, reaching(aws.url) as client:
+    async with reaching(aws.url) as client:
         aws.keys = {"A"}
         await stores(client)
 
@@ -289,56 +284,46 @@ def test_the_session_s_name_has_the_host_and_is_one_that_aws_takes(host: str) ->
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_role_is_assumed_by_its_external_id_and_again_before_it_expires(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with local_aws(kinesis) as aws:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
-        aws.role, aws.external_id = ROLE, "42"
-        async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
-            await stores(client)
-            await stores(client)
-            assert [asked["RoleSessionName"] for asked in aws.assumed] == [role_session(socket.gethostname())]
-        aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
-        async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
-            await stores(client)
-            await stores(client)
-            await until_on_loop(lambda: len(aws.assumed) >= 3)
+async def test_a_role_is_assumed_by_its_external_id_and_again_before_it_expires(aws: LocalAws) -> None:
+    aws.role, aws.external_id = ROLE, "42"
+    async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
+        await stores(client)
+        await stores(client)
+        assert [asked["RoleSessionName"] for asked in aws.assumed] == [role_session(socket.gethostname())]
+    aws.lifetime = timedelta(minutes=14)  # within what is refreshed early
+    async with reaching(aws.url, role_arn=ROLE, external_id="42") as client:
+        await stores(client)
+        await stores(client)
+        await until_on_loop(lambda: len(aws.assumed) >= 3)
     assert "testing" not in aws.used
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_role_that_may_not_be_assumed_is_told_in_the_services_words(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with local_aws(kinesis) as aws:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
-        aws.role, aws.external_id = ROLE, "42"
-        async with reaching(aws.url, role_arn=ROLE) as client:
-            failed = await fails(client)
-            assert meaning_of(failed.code).code == Code.ACCESS_DENIED
-            assert "sts:AssumeRole" in failed.message
-            aws.external_id = ""  # the role's trust policy is fixed
-            await stores(client)
+async def test_a_role_that_may_not_be_assumed_is_told_in_the_services_words(aws: LocalAws) -> None:
+    aws.role, aws.external_id = ROLE, "42"
+    async with reaching(aws.url, role_arn=ROLE) as client:
+        failed = await fails(client)
+        assert meaning_of(failed.code).code == Code.ACCESS_DENIED
+        assert "sts:AssumeRole" in failed.message
+        aws.external_id = ""  # the role's trust policy is fixed
+        await stores(client)
 
 
 @pytest.mark.usefixtures("at_once")
 async def test_keys_that_assume_a_role_may_be_rotated(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    aws: LocalAws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
     write_keys(tmp_path / "keys", "A")
-    async with local_aws(kinesis) as aws:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
-        aws.role, aws.keys = ROLE, {"A"}
-        async with reaching(aws.url, role_arn=ROLE) as client:
-            await stores(client)
-            aws.keys = {"B"}
-            assert await refusal(client) == Code.CREDENTIALS
-            assert await refusal(client) == Code.CREDENTIALS  # STS takes A no more
-            write_keys(tmp_path / "keys", "B")
-            await stores(client)
+    aws.role, aws.keys = ROLE, {"A"}
+    async with reaching(aws.url, role_arn=ROLE) as client:
+        await stores(client)
+        aws.keys = {"B"}
+        assert await refusal(client) == Code.CREDENTIALS
+        assert await refusal(client) == Code.CREDENTIALS  # STS takes A no more
+        write_keys(tmp_path / "keys", "B")
+        await stores(client)
 
 
 # ---- renewal
@@ -532,11 +517,8 @@ async def test_credentials_that_are_not_there_yet_are_looked_for_again() -> None
 # ---- what is to be known of them
 
 
-async def test_when_they_expire_is_known_without_asking_for_them(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with local_aws(kinesis) as aws, reached(aws.url, role_arn=ROLE) as (client, of):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.url)
+async def test_when_they_expire_is_known_without_asking_for_them(aws: LocalAws) -> None:
+    async with reached(aws.url, role_arn=ROLE) as (client, of):
         aws.role = ROLE
         assert (of.credentials.expires_at, of.credentials.method) == (None, "")
         assert not aws.assumed

@@ -16,8 +16,7 @@ from producerd.runtime.aws.building import build_request
 from producerd.runtime.aws.clients import AwsClient
 from producerd.runtime.aws.template import RequestTemplate, SigV4
 from producerd.runtime.aws.transport import headers_of
-from producerd.testing import FakeKinesis
-from tests.runtime.aws.local_aws import local_aws
+from tests.runtime.aws.local_aws import LocalAws
 from tests.runtime.aws.reaching import BODY, FLIGHTS, STORED, answering_for, fails, reached, request_of, stores
 from tests.runtime.recording import recording
 
@@ -39,15 +38,15 @@ class Made:
         return self
 
 
-async def test_botocore_makes_the_first_and_signatures_of_all_hold(kinesis: FakeKinesis) -> None:
+async def test_botocore_makes_the_first_and_signatures_of_all_hold(aws: LocalAws) -> None:
     bodies = [BODY.replace(b"eA==", b"%04d" % number) for number in range(4)]
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+    async with reached(aws.url) as (client, behind):
         made = await Made().of(behind)
         for body in bodies:
             assert isinstance(await client.put_records(FLIGHTS, request_of(body), 5), Answer)
         assert made.times == 1
         assert aws.used["testing"] == 4
-    assert len({entry.data for entry in kinesis.streams["flights"].entries() if entry.data != b"y"}) == 4
+    assert len({entry.data for entry in aws.kinesis.streams["flights"].entries() if entry.data != b"y"}) == 4
 
 
 async def test_a_request_is_what_botocore_would_send_but_for_what_is_of_one_request() -> None:
@@ -67,11 +66,9 @@ async def test_a_request_is_what_botocore_would_send_but_for_what_is_of_one_requ
     assert kept == {name.title(): value for name, value in oracle.items() if name.title() not in differ}
 
 
-async def test_other_credentials_are_used_by_botocore_first(
-    kinesis: FakeKinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_credentials_are_used_by_botocore_first(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "RENEWAL_SECONDS", 0.0)
-    async with local_aws(kinesis) as aws, reached(aws.url) as (client, behind):
+    async with reached(aws.url) as (client, behind):
         made = await Made().of(behind)
         for _ in range(2):
             for _ in range(2):
