@@ -191,7 +191,7 @@ def test_history_is_of_ten_minutes_and_of_streams_that_are_there() -> None:
 
 @pytest.mark.promise("streams-trouble-come")
 def test_streams_in_trouble_come_first_and_words_say_what_colours_do() -> None:
-    streams = {
+    streams: dict[str, tuple[Told, str]] = {
         "a-blocked": ({"blocked_seconds": 4.0}, "▲ callers blocked for 80% of the last minute"),
         "b-broken": ({"health": "broken", "paused": True}, "✕ broken: the service refuses it"),
         "c-working": ({"oldest_record_seconds": 5.0, "blocked_seconds": 0.4}, "● working"),
