@@ -349,16 +349,6 @@ async def test_what_the_clock_had_refused_counts_for_nothing_when_it_is_sent_aga
     assert (failed.code, failed.maybe_stored) == (Code.UNREACHABLE, False)
 
 
-async def test_no_credentials_are_a_value_with_botocores_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    async with reaching("http://127.0.0.1:1") as kinesis:
-        failed = await kinesis.put_records(FLIGHTS, request_of(), 5)
-    assert failed == RequestFailed(Code.CREDENTIALS, "Unable to locate credentials", maybe_stored=False)
-
-
 # ---- what is read of an answer, and where
 
 
