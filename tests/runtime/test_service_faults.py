@@ -28,15 +28,18 @@ def test_an_error_of_kinesis_is_logged_and_shown_with_its_request_id(kinesis: Fa
 
 
 @pytest.mark.promise("lost-answers-resets")
-def test_lost_answers_and_resets_are_counted_as_possible_duplicates(kinesis: FakeKinesis, server: FakeServer) -> None:
-    kinesis.script(Fault("lost"), Fault("reset"), Fault("lost"))
+def test_lost_answers_resets_and_throttled_rows_are_counted_for_their_caller(
+    kinesis: FakeKinesis, server: FakeServer
+) -> None:
+    kinesis.script(Fault("lost"), Fault("reset"), Fault("lost"), Fault("throttle", entries=30))
     with daemon(server.url) as running, session(running) as client:
         client.put(rows(100))
         ack = client.acks()[0]
         assert (ack.stored, ack.possible_duplicates) == (100, 300), "each copy counts, and the reset may have made one"
+        assert (ack.retries, ack.throttled) == (330, 30)
         metrics = running.metrics()
         assert metrics["possible_duplicate_records_total"] == 300
-        assert metrics["record_retries_total"] == 300
+        assert metrics["record_retries_total"] == 330
         assert conserved(metrics)
     copies = Counter(entry.data for entry in kinesis.streams["flights"].entries())
     assert set(copies) == set(data_of(rows(100)))
