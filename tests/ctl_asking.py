@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,40 @@ class Asking:
 
     def until_queued(self, records: int, stream: str = "flights") -> None:
         until(lambda: self.stream(stream)["queue_records"] == records, f"{records} records in the queue")
+
+
+class Replies:
+    """Stands for the way to a daemon: replies by target, else in turn, of which the last stays.  An error is raised."""
+
+    def __init__(self, *in_turn: object, by_target: Mapping[str, object] | None = None) -> None:
+        self._in_turn = list(in_turn)
+        self._by_target = by_target or {}
+        self.asked: list[tuple[Any, ...]] = []
+
+    def serve(self, monkeypatch: pytest.MonkeyPatch) -> Replies:
+        """Let `producerctl` ask these replies instead of a daemon."""
+        monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: self)
+        return self
+
+    def get(self, target: str) -> Any:
+        self.asked.append((target,))
+        return self._reply(target)
+
+    def post(
+        self, target: str, given: object = None, meanwhile: Callable[[], None] | None = None, *, until_end: bool = False
+    ) -> Any:
+        self.asked.append((target, given, True) if until_end else (target, given))
+        if meanwhile is not None:
+            meanwhile()
+        return self._reply(target)
+
+    def _reply(self, target: str) -> Any:
+        reply = self._by_target.get(target)
+        if reply is None:
+            reply = self._in_turn.pop(0) if len(self._in_turn) > 1 else self._in_turn[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 def stream(**other: object) -> dict[str, Any]:

@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 
 from producerd import ctl
-from producerd.ctl import tables
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import Columns, lay_out
 from tests import admin_stub
 from tests.ctl_asking import Asking
-from tests.daemon import START_SECONDS, DaemonProcess, WireClient, daemon, directory, one, session, until
+from tests.daemon import START_SECONDS, DaemonProcess, WireClient, daemon, directory, session, until
 
 SHARD = "shardId-000000000002"
 
@@ -110,17 +109,6 @@ def test_a_daemon_without_streams_answers_only_its_user_and_has_its_admin_socket
         assert f"admin_socket = {to.admin}: in use by another producerd" in other.log
         with WireClient(running.socket) as client:
             assert client.hello().welcome is not None
-
-        with session(running, "gone") as lost:  # the service has no such stream
-            lost.put(one())
-            lost.acks(1)
-            metrics = running.metrics()
-            assert metrics["stream_up"] == 0
-            assert metrics["shard_map_refreshes_total[failed]"] >= 1
-            out = to.succeeds("status")
-            assert "broken" in out
-            assert "gone: last error: STREAM_NOT_FOUND: Stream gone under account" in out
-            assert to.succeeds("shards", "gone") == "gone: its shards are not known\n"
     assert not os.path.exists(to.admin)
 
 
@@ -213,25 +201,12 @@ def test_an_order_that_one_daemon_has_received_goes_to_no_other(
     assert of_order.err.endswith("; the order may have been carried out\n")
 
 
-def test_what_a_service_says_is_shown_without_what_a_terminal_would_obey() -> None:
-    words = {"stream": "flights", "health": "working", "paused": False}
-    stream = {**words, "reason": "no\x1b[2J", "last_error": "X: a\nb\x9b31m\ud800"}
-    assert list(tables.why([stream])) == ["flights: no [2J", "flights: last error: X: a b 31m "]
-
-
 def test_a_command_that_the_daemon_does_not_know_is_named_with_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Its framework answers in text then."""
     with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"version": "0.0.9"}}):
         for command in (("bundle",), ("shards", "flights"), ("flush",)):
             refusal = "producerctl: the daemon is of version 0.0.9, which does not know this command\n"
             assert Asking(capsys, path / "s")(*command) == (1, "", refusal)
-
-
-@pytest.mark.parametrize("command", ["shards", "flush", "pause", "resume", "put"])
-def test_a_stream_without_a_name_is_wrong_usage(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    with pytest.raises(SystemExit, match=r"^2$"):
-        ctl.main([command, ""])
-    assert "a stream's name is not empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("state", "answer"), [("serving", (0, "ready\n", "")), ("draining", (1, "", "draining"))])

@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from producerd import __version__, ctl
-from tests.ctl_asking import node, shard, stream
+from tests.ctl_asking import Replies, node, shard, stream
 from tests.snapshots import Snapshot
 
-SHARDS = {"stream": "a/b", "shards": [shard(1, waiting_records=1), shard(2)]}
 ENDED = {"records": 1_001, "delivered": 1_001, "not_stored": 0, "unknown": 0, "returned": 0, "open": 0}
 NONE = {"records": 0, "delivered": 0, "not_stored": 0, "unknown": 0, "returned": 0, "open": 0}
 
 
-class Daemon:
-    """Stands for the way to a daemon that gives one answer to everything, and notes what it is asked."""
-
-    def __init__(self, reply: object) -> None:
-        self.reply = reply
-        self.asked: list[tuple[Any, ...]] = []
-
-    def get(self, target: str) -> Any:
-        self.asked.append((target,))
-        return self.reply
-
-    def post(
-        self, target: str, given: object = None, meanwhile: Callable[[], None] | None = None, *, until_end: bool = False
-    ) -> Any:
-        self.asked.append((target, given, until_end))
-        if meanwhile is not None:
-            meanwhile()
-        return self.reply
-
-
-ORDERS: list[tuple[str, tuple[str, object], dict[str, Any]]] = [
+COMMANDS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("reload", ("/reload", None), {"changed": [], "needs_restart": []}),
     ("reload", ("/reload", None), {"changed": ["a"], "needs_restart": []}),
     ("reload", ("/reload", None), {"changed": [], "needs_restart": ["b"]}),
@@ -60,89 +38,73 @@ ORDERS: list[tuple[str, tuple[str, object], dict[str, Any]]] = [
         for how in ("not_stored", "unknown", "returned")
     ),
     ("drain", ("/drain", {"timeout_seconds": None}), {"returned_records": 0, "undelivered_records": 0}),
-    ("drain --timeout 2h", ("/drain", {"timeout_seconds": 7_200.0}), {"returned_records": 1, "undelivered_records": 0}),
+    ("drain --wait", ("/drain", {"timeout_seconds": None}, True), {"returned_records": 0, "undelivered_records": 0}),
+    (
+        "drain --timeout 2h",
+        ("/drain", {"timeout_seconds": 7_200.0}),
+        {"returned_records": 1, "undelivered_records": 0},
+    ),
     ("drain", ("/drain", {"timeout_seconds": None}), {"returned_records": 1, "undelivered_records": 1_002}),
+    ("status", ("/status",), node(stream())),
+    ("shards a/b", ("/streams/a%2Fb/shards",), {"shards": [shard(1, waiting_records=1), shard(2)]}),
+    ("ready", ("/status",), node()),
+    ("ready", ("/status",), node(unready="it drains")),
 ]
 """Commands, what each asks of the daemon, and the daemon's reply."""
 
 
-def test_an_order_is_sent_once_and_its_answer_said(
+def test_a_command_asks_the_daemon_once_and_says_its_answer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
 ) -> None:
     lines = []
-    for command, asked, reply in ORDERS:
-        daemon = Daemon(reply)
-        monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _, daemon=daemon: daemon)
+    for command, asked, reply in COMMANDS:
+        daemon = Replies(reply).serve(monkeypatch)
         code = ctl.main(command.split())
         output = capsys.readouterr()
-        assert daemon.asked == [(*asked, False)]
+        assert daemon.asked == [asked]
         assert code == output.err.count("\n"), "it fails if there is a line on stderr"
-        lines += [f"$ producerctl {command}  # {reply}", output.out + output.err]
+        lines += [f"$ producerctl {command}" + f"  # {reply}" * (len(asked) > 1), output.out + output.err]
     snapshot("ctl_orders", "\n".join(lines))
 
 
-def test_drain_with_wait_returns_after_the_daemon_has_ended(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("command", "reply"),
+    [("status --json", node(stream())), ("shards a --json", {"stream": "a", "shards": []}), ("dump", {"x": [1]})],
+)
+def test_an_answer_for_programs_is_the_daemon_s_json(
+    command: str, reply: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = Daemon({"returned_records": 0, "undelivered_records": 0})
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: daemon)
-    assert ctl.main(["drain", "--wait"]) == 0
-    assert capsys.readouterr().out == "the daemon has stopped, all delivered\n"
-    assert daemon.asked == [("/drain", {"timeout_seconds": None}, True)]
+    Replies(reply).serve(monkeypatch)
+    assert ctl.main(command.split()) == 0
+    assert json.loads(capsys.readouterr().out) == reply
+
+
+NO_TIME = "allowed: a time such as 90, 90s, 10m, 2h, 1d"
 
 
 @pytest.mark.parametrize(
-    ("command", "asked", "reply", "holds"),
+    ("command", "said"),
     [
-        (["status"], "/status", node(stream()), lambda out: "\nSTREAM " in out),
-        (["status", "--json"], "/status", node(stream()), lambda out: json.loads(out) == node(stream())),
-        (["shards", "a/b"], "/streams/a%2Fb/shards", SHARDS, lambda out: out.startswith("SHARD ")),
-        (["shards", "a/b", "--json"], "/streams/a%2Fb/shards", SHARDS, lambda out: json.loads(out) == SHARDS),
-        (["dump"], "/dump", {"x": [1]}, lambda out: json.loads(out) == {"x": [1]}),
-        (["ready"], "/status", node(), lambda out: out == "ready\n"),
+        ([], "arguments are required: COMMAND"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["pause"], "arguments are required: STREAM"),
+        (["loglevel", "loud"], "invalid choice: 'loud'"),
+        (["top", "--count", "-1"], "argument --count"),
+        (["drain", "a"], "unrecognized arguments: a"),
+        (["drain", "--timeout", "366d"], NO_TIME),
+        *(
+            (["loglevel", "debug", f"--for={given}"], f"{given!r}: {NO_TIME}")
+            for given in ("10x", "-1", "", "1h30", "366d", "99999999999999d", "9" * 400)
+        ),
+        *(([command, ""], "a stream's name is not empty") for command in ("shards", "flush", "pause", "resume", "put")),
     ],
 )
-def test_a_question_is_answered_for_people_or_as_json(
-    command: list[str],
-    asked: str,
-    reply: object,
-    holds: Callable[[str], bool],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    daemon = Daemon(reply)
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: daemon)
-    assert ctl.main(command) == 0
-    assert holds(capsys.readouterr().out)
-    assert daemon.asked == [(asked,)]
-
-
-def test_a_daemon_that_is_not_ready_fails_its_probe(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: Daemon(node(unready="it drains")))
-    assert ctl.main(["ready"]) == 1
-    assert capsys.readouterr() == ("", "producerctl: not ready: it drains\n")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["fly"],
-        ["pause"],
-        ["pause", ""],
-        ["loglevel", "loud"],
-        ["top", "--count", "-1"],
-        ["drain", "a"],
-        ["drain", "--timeout", "366d"],
-    ],
-)
-def test_wrong_usage_exits_2(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+def test_wrong_usage_exits_2(command: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
         ctl.main(command)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: producerctl")
+    told = capsys.readouterr().err
+    assert told.startswith("usage: producerctl")
+    assert said in told
 
 
 def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,15 +129,13 @@ def test_a_profile_says_which_places_took_the_most_samples(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stacks = {"a;b;c": 5, "c": 1, "a;b": 2, **{f"x;p{number:02}": 1 for number in range(12)}}
-    daemon = Daemon({"samples": 20, "stacks": stacks})
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: daemon)
+    daemon = Replies({"samples": 20, "stacks": stacks}, {"samples": 0, "stacks": {}}).serve(monkeypatch)
     assert ctl.main(["profile"]) == 0
     output = capsys.readouterr()
     assert output.out.splitlines() == [f"{stack} {times}" for stack, times in stacks.items()]
     head = ["20 samples", "SHARE  SAMPLES  PLACE", "30.0%        6  c", "10.0%        2  b"]
     assert output.err.splitlines() == [*head, *(f" 5.0%        1  p{number:02}" for number in range(8))]
-    assert daemon.asked == [("/profile", {"seconds": 10.0}, False)]
-    daemon.reply = {"samples": 0, "stacks": {}}
+    assert daemon.asked == [("/profile", {"seconds": 10.0})]
     assert ctl.main(["profile"]) == 0
     assert capsys.readouterr() == ("", "0 samples\n")
 
@@ -200,7 +160,7 @@ def test_on_a_terminal_a_long_command_shows_how_far_it_is(
 ) -> None:
     times = iter([100.0, 103.0])
     monkeypatch.setattr("producerd.ctl.profiling.time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: Daemon(reply))
+    Replies(reply).serve(monkeypatch)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert ctl.main(command) == 0
     assert capsys.readouterr().err == shown

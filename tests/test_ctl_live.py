@@ -13,29 +13,12 @@ from rich.console import Console
 from producerd import ctl
 from producerd.ctl.daemon import Failed
 from producerd.ctl.tables import RATES
-from tests.ctl_asking import node, shard, stream
+from tests.ctl_asking import Replies, node, shard, stream
 
 FINE = {"failed_records": 0, "blocked_callers": 0, "blocked_seconds": 0.0}
 ROW = "       working  1,500     1,000   0.50  #####-----  50%       8.2        0       0%          2       0"
 PAST = {"failed_records": 9, "blocked_callers": 0, "blocked_seconds": 9.0}
 Shards = Mapping[str, list[dict[str, Any]]]
-
-
-class Answering:
-    """Stands for the way to a daemon that gives these two answers about its streams, and this one about shards."""
-
-    def __init__(self, statuses: Sequence[dict[str, Any]], shards: Shards) -> None:
-        self._statuses, self._shards = iter(statuses), shards
-        self.asked: list[str] = []
-
-    def get(self, target: str) -> dict[str, Any]:
-        if target == "/status":
-            return next(self._statuses)
-        name = target.split("/")[2]
-        self.asked.append(name)
-        if name not in self._shards:
-            raise Failed("no client has opened this stream")
-        return {"shards": self._shards[name]}
 
 
 class Screen:
@@ -58,9 +41,14 @@ class Screen:
         file = io.StringIO()
         system: Any = "standard" if self._colours else None
         console = Console(file=file, width=width, height=height, force_terminal=self._colours, color_system=system)
-        self.daemon = Answering([node(*before, uptime_seconds=0.0), node(*streams, **other)], shards or {})
+        known = {each["stream"]: Failed("no client has opened this stream") for each in streams}
+        replies = {**known, **{name: {"shards": of_stream} for name, of_stream in (shards or {}).items()}}
+        self.daemon = Replies(
+            node(*before, uptime_seconds=0.0),
+            node(*streams, **other),
+            by_target={f"/streams/{name}/shards": reply for name, reply in replies.items()},
+        ).serve(self._monkeypatch)
         self._monkeypatch.setattr("producerd.ctl.live._console", lambda: console)
-        self._monkeypatch.setattr("producerd.ctl.commands.AdminClient", lambda _: self.daemon)
         assert ctl.main(["top", "--every", "0", "--count", "1"]) == 0
         picture = "producerd " + file.getvalue().rpartition("producerd ")[2]
         return [line.rstrip() for line in picture.splitlines()]
@@ -85,7 +73,8 @@ def test_streams_in_trouble_come_first_and_then_those_that_block_most_or_are_ful
     _, _, *rows = screen.lines(streams, before=before)
     ordered = ["broken", "suspect", "outage", "fails", "paused", "blocks", "fuller", "a", "b"]
     assert [row.split()[0] for row in rows if ": " not in row] == ordered
-    assert screen.daemon.asked == ordered[:8], "as an answer about shards takes the daemon's time"
+    asked = [target.split("/")[2] for (target,) in screen.daemon.asked if target != "/status"]
+    assert asked == ordered[:8], "as an answer about shards takes the daemon's time"
 
 
 def test_the_picture_has_streams_then_why_records_wait_and_then_the_busiest_shards(

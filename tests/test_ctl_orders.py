@@ -7,14 +7,11 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -102,57 +99,6 @@ def test_flush_returns_when_all_that_was_accepted_is_stored_and_says_how_much(
         assert to.succeeds("flush", "flushed") == "flushed: 0 records\n"
 
 
-def test_flush_keeps_its_deadline_and_says_what_is_left(
-    shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking
-) -> None:
-    shared_fake.create_stream("late", shards=1)
-    with session(shared, "late") as client:
-        assert to.succeeds("pause", "late")
-        client.put(rows(7))
-        code, out, err = to("flush", "late", "--timeout", "0.2s")
-        assert (code, out) == (1, "late: 7 records: 7 open\n")
-        assert err == "producerctl: 7 records had not ended after 0.2 s; `producerctl status` says why\n"
-        assert to.succeeds("resume", "late") == "late: sent again\n"
-        client.acks(1)
-
-
-def test_flush_fails_where_records_do(shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking) -> None:
-    """Their callers get the errors, and the flush reports them, too."""
-    shared_fake.create_stream("gone", shards=1)
-    with session(shared, "gone") as client:
-        client.put(one())
-        to.until_queued(1, "gone")
-        del shared_fake.streams["gone"]
-        assert to("flush", "gone") == (1, "gone: 1 record: 1 not stored\n", NOT_STORED)
-
-
-def test_flush_counts_records_whose_caller_has_gone_meanwhile(
-    shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking
-) -> None:
-    shared_fake.create_stream("left", shards=1)
-    with session(shared, "left") as other:
-        other.put(one())
-        with session(shared, "left") as client:
-            client.put(rows(9))
-            to.until_queued(10, "left")
-            assert to.succeeds("pause", "left")
-            flushing = subprocess.Popen([*COMMAND, to.admin, "flush", "left"], stdout=subprocess.PIPE, text=True)
-            until(lambda: "order path=/streams/left/flush" in shared.log)
-        to.until_queued(1, "left")
-        assert to.succeeds("resume", "left")
-        assert flushing.communicate(timeout=15)[0] == "left: 10 records: 1 stored, 9 discarded\n"
-        assert flushing.returncode == 0
-
-
-def test_an_order_to_a_stream_without_a_client_is_refused(to: Asking) -> None:
-    for order in ("flush", "pause", "resume"):
-        assert to(order, "unheard-of") == (
-            1,
-            "",
-            "producerctl: unheard-of: no client has opened a stream of that name\n",
-        )
-
-
 @pytest.mark.promise("paused-stream-sends")
 def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
     shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking
@@ -175,16 +121,6 @@ def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
         while isinstance(message := client.read(), frames.Ack):
             pass
         assert isinstance(message, frames.Grant)
-
-
-def test_the_log_level_changes_for_a_while(shared: DaemonProcess, to: Asking) -> None:
-    with session(shared, "logged"):
-        assert "session opened" not in shared.log
-    assert to.succeeds("loglevel", "debug", "--for", "1s") == "log level debug for 1 s\n"
-    assert "log level debug" in to.succeeds("status")
-    with session(shared, "logged"):
-        until(lambda: "session opened" in shared.log)
-    until(lambda: json.loads(to.succeeds("status", "--json"))["log_level"] == "info")
 
 
 def test_every_order_is_logged_with_user_and_process(shared: DaemonProcess, to: Asking) -> None:
@@ -224,13 +160,6 @@ def test_put_says_why_not(monkeypatch: pytest.MonkeyPatch, shared: DaemonProcess
     code, out, err = to("put", "gone", "--socket", shared.socket)
     assert (code, out) == (1, "")
     assert Code.STREAM_NOT_FOUND in err
-
-
-def test_top_has_rates(shared: DaemonProcess, to: Asking) -> None:
-    with session(shared, "rates"):
-        out = to.succeeds("top", "--every", "0.05", "--count", "2")
-    assert out.count("IN/S  STORED/S") == 2
-    assert "\x1b" not in out, "only on a terminal"
 
 
 @pytest.mark.promise("dump-records-secrets")
@@ -302,28 +231,6 @@ def test_a_flush_whose_records_go_back_to_their_callers_has_failed(server: FakeS
 # ---- drain
 
 
-def test_drain_with_wait_returns_when_the_daemon_closes_its_end(tmp_path: Path) -> None:
-    """A hook that runs before a container stops returns only then."""
-    path, drained, ended = str(tmp_path / "admin.sock"), b'{"returned_records": 0, "undelivered_records": 0}', Event()
-
-    def serve() -> None:
-        connection, _ = listening.accept()
-        connection.recv(4_096)
-        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(drained), drained))
-        time.sleep(0.3)  # the daemon has settled all rows, and still closes what it has open
-        ended.set()
-        connection.close()
-
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen()
-        serving = Thread(target=serve)
-        serving.start()
-        assert ctl.main(["--admin-socket", path, "drain", "--wait"]) == 0
-        assert ended.is_set()
-        serving.join()
-
-
 def has_memory(pid: int) -> bool:
     """Whether a process has not ended.  The kernel takes its memory before it closes its files."""
     try:
@@ -350,31 +257,6 @@ def test_drain_delivers_what_is_queued_and_with_wait_ends_with_the_daemon(
         code, out, err = to("ready")
         assert (code, out) == (1, "")
         assert err.startswith("producerctl: no daemon answers: ")
-
-
-def test_drain_gives_back_what_it_could_not_deliver_in_time(slow: DaemonProcess, fake: FakeKinesis, ask: Ask) -> None:
-    with session(slow) as client:
-        client.put(rows(1_500, size=500))
-        out = ask(slow).succeeds("drain", "--timeout", "0.3")
-        match = re.fullmatch(r"the daemon stops; ([\d,]+) records went back to their callers, who keep them\n", out)
-        assert match is not None, out
-        acks = [message for message in client.read_to_end() if isinstance(message, frames.Ack)]
-        assert sum(ack.returned for ack in acks) == int(match[1].replace(",", ""))
-        assert sum(ack.stored for ack in acks) == stored(fake)
-        assert slow.wait() == 0
-
-
-def test_a_daemon_that_drains_is_not_ready_and_a_signal_cuts_the_emptying_short(slow: DaemonProcess, ask: Ask) -> None:
-    with session(slow) as client:
-        client.put(rows(1_500, size=500))
-        to = ask(slow)
-        drain = [*COMMAND, to.admin, "drain", "--timeout", "10m"]
-        draining = subprocess.Popen(drain, stdout=subprocess.PIPE, text=True)
-        until(lambda: "draining by=producerctl" in slow.log)
-        assert to("ready") == (1, "", "producerctl: not ready: draining\n")
-        slow.signal(signal.SIGTERM)
-        assert "went back to their callers" in draining.communicate(timeout=15)[0]
-        assert slow.wait() == 0
 
 
 @pytest.mark.promise("second-drain-less-time")
@@ -445,28 +327,6 @@ def test_reload_changes_limits_under_way_and_refuses_invalid_settings(
         until(lambda: "WARNING producerd: a setting exposes something to others" in configured.log)
 
 
-@pytest.mark.promise("reload-changes-limits")
-def test_sighup_reloads_also_under_load(configured: DaemonProcess, file: Path, fake: FakeKinesis) -> None:
-    """Nothing of what is on its way is lost, whichever limit is in effect."""
-    with session(configured) as client:
-        before = 0.0
-        for number in range(6):
-            limit, linger_seconds = (50 if number % 2 else 1_000), 0.01 * (1 + number % 3)
-            file.write_text(f"[defaults]\nqueue_limit = {limit}\nlinger_seconds = {linger_seconds}\n")
-            configured.signal(signal.SIGHUP)
-            before = until(partial(_reloaded, configured, before, limit))
-            client.put(rows(10, name=f"r{number}"))
-        assert sum(ack.stored for ack in client.acks(6)) == 60
-    assert stored(fake) == 60
-
-
-def _reloaded(running: DaemonProcess, before: float, limit: int) -> float:
-    """When, once it is later than before."""
-    metrics = running.metrics()
-    at = metrics["config_last_reload_success_timestamp_seconds"]
-    return at if at > before and metrics["queue_limit_records"] == limit else 0.0
-
-
 def test_settings_that_cannot_be_read_leave_the_old_ones_and_hold_up_no_end(
     configured: DaemonProcess, file: Path
 ) -> None:
@@ -481,14 +341,6 @@ def test_settings_that_cannot_be_read_leave_the_old_ones_and_hold_up_no_end(
         client.put(one())
         client.acks(1)
     assert configured.end() == 0
-
-
-@pytest.mark.parametrize("given", ["10x", "-1", "", "1h30", "366d", "99999999999999d", "9" * 400])
-def test_a_time_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str], given: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        ctl.main(["loglevel", "debug", f"--for={given}"])
-    assert ended.value.code == 2
-    assert f"{given!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d" in capsys.readouterr().err
 
 
 @pytest.mark.promise("answers-once")
@@ -552,16 +404,6 @@ def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> No
         with WireClient(running.socket) as client:
             assert isinstance(client.read(), frames.Close)
         assert stored(fake) == 1
-
-
-def test_signals_that_come_late_leave_the_exit_code_alone(server: FakeServer) -> None:
-    with daemon(server.url) as running:
-        running.signal(signal.SIGTERM)
-        while running.process.poll() is None:
-            for late in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                running.signal(late)
-            time.sleep(0.002)
-        assert running.process.returncode == 0, running.log
 
 
 def test_put_holds_few_large_lines_at_a_time(

@@ -7,7 +7,6 @@ A terminal is tmux's (``apt-get install tmux``); tests that need it are skipped 
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from producerd.ctl.tables import rates
 from producerd.testing import FakeKinesis, hash_of
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import lay_out
-from tests.ctl_asking import node, stream
+from tests.ctl_asking import Replies, node, stream
 from tests.daemon import ROOT, DaemonProcess, daemon, directory, one, session, until
 
 WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from producerd.ctl import main; sys.exit(main(sys.argv[1:]))"
@@ -168,24 +167,12 @@ def test_the_rates_of_a_daemon_that_has_restarted_are_since_its_start(
     assert stored_per_second(StatusPair.of(status(*now), status(*before), seconds)) == rate
 
 
-class Restarting:
-    """Stands for the way to a daemon that serves, is gone for two questions, and serves again."""
-
-    def __init__(self, *_: object) -> None:
-        self._answers = itertools.chain([status(100.0, 7_000), None, None], itertools.repeat(status(2.0, 9_000)))
-
-    def get(self, _target: str) -> dict[str, Any]:
-        answer = next(self._answers)
-        if answer is None:
-            raise Failed("no daemon answers: /x: Connection refused")
-        return answer
-
-
 @pytest.mark.promise("top-daemon-restarts")
 def test_top_goes_on_while_a_daemon_restarts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producerd.ctl.commands.AdminClient", Restarting)
+    gone = Failed("no daemon answers: /x: Connection refused")
+    Replies(status(100.0, 7_000), gone, gone, status(2.0, 9_000)).serve(monkeypatch)
     assert ctl.main(["top", "--every", "0", "--count", "3"]) == 0
     told = capsys.readouterr().out.split("\n\n")
     assert told[:2] == ["no daemon answers: /x: Connection refused"] * 2
