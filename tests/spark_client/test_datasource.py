@@ -99,28 +99,6 @@ READS = 'PRODUCERD[CONFIGURATION]: format("producerd") writes and does not read:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_reading_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    """Batch and streaming, with a schema and without one."""
-
-    def fails(read: Callable[[], Any]) -> None:
-        with pytest.raises(Exception, match="PRODUCERD") as caught:
-            read()
-        assert READS in str(caught.value)
-
-    fails(lambda: spark.read.format("producerd").load())
-    fails(lambda: spark.read.format("producerd").schema("data string").load().collect())
-    fails(lambda: spark.readStream.format("producerd").load())
-
-    def stream() -> None:
-        rows = spark.readStream.format("producerd").schema("data string").load()
-        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
-        query.awaitTermination(60)
-
-    fails(stream)
-
-
-@pytest.mark.slow
-@pytest.mark.spark
 def test_a_table_takes_rows_and_is_never_read_or_written_over(daemon: FakeDaemon, spark: SparkSession) -> None:
     with pytest.raises(Exception, match="A table USING producerd needs its columns, and each INSERT INTO its options"):
         spark.sql("CREATE TABLE flights USING producerd")
@@ -206,17 +184,6 @@ def test_failed_rows_fail_the_batch_in_one_line_and_no_task_is_repeated(
     assert "RECORD_INVALID 1 (data is null), rows 0:8; fix these rows" in text
     assert len(daemon.sessions) == 1
     assert not list(tmp_path.glob("checkpoint/commits/[0-9]*"))
-
-
-@pytest.mark.spark
-def test_a_wrong_option_is_one_line_of_the_querys_exception(kinesis_rows: DataFrame, tmp_path: Path) -> None:
-    query = started(kinesis_rows, tmp_path, strem="s")
-    with pytest.raises(Exception, match="strem"):
-        query.awaitTermination(60)
-    assert (
-        "ConfigurationError: PRODUCERD[CONFIGURATION]: strem: is not an option of producerd; did you mean stream?"
-        in str(query.exception())
-    )
 
 
 def test_rows_one_by_one_become_the_same_batches(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

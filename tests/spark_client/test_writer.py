@@ -10,7 +10,6 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,20 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from producerd import __version__
-from producerd.errors import Code, ConnectionFailed, ProducerdError, RecordsFailed, RowFailure
-from spark_client import BadColumn, KinesisBatchWriter, SkippedRow, selection, write_batch
+from producerd.errors import Code, ConnectionFailed, ProducerdError, RowFailure
+from spark_client import BadColumn, KinesisBatchWriter, write_batch
 from spark_client.options import WriterOptions
 from spark_client.results import SAME_CLIENT, PartitionResult, marked
 from spark_client.task import Plan
 from spark_client.writer import _bounded_arrow_batches, _name_of_call
 from tests.spark_client.fake_daemon import (
-    INVALID,
     FakeDaemon,
     Row,
-    Session,
     acks,
     dies,
-    in_turn,
     lasts,
     serve,
     takes,
@@ -100,6 +96,7 @@ def written(daemon: FakeDaemon) -> Counter[Row]:
 def test_every_row_arrives_once_as_json_by_default(daemon: FakeDaemon, flights: DataFrame) -> None:
     result = write(daemon, flights.drop("data"))
     assert (result.batch_id, result.records, result.skipped, len(result.partitions)) == (5, 1_000, 0, 2)
+    assert all(0 < partition.seconds < result.seconds for partition in result.partitions)
     assert result.bytes == sum(len(key) + len(data or b"") for key, data, _ in daemon.rows)
     assert written(daemon) == Counter(
         (f"N{i}".encode(), f'{{"id":{i},"tail.num":"N{i}","seat `count":{2 * i}}}'.encode(), None)
@@ -110,18 +107,22 @@ def test_every_row_arrives_once_as_json_by_default(daemon: FakeDaemon, flights: 
 
 
 @pytest.mark.spark
-def test_each_row_goes_to_the_stream_of_its_own(daemon: FakeDaemon, spark: SparkSession) -> None:
-    """Rows keep their numbers of the partition, and one without a stream is a bad record."""
-    columns = "id AS partition_key", "'d' || id AS data", "IF(id = 5000, NULL, 's' || id % 3) AS stream"
-    df = spark.range(0, 6_000, 1, 1).selectExpr(*columns)
-    result = write_batch(df, data="data", socket=daemon.path, on_bad_record="skip")
-    assert (result.records, result.skipped) == (6_000, 1)
-    assert result.skipped_rows == (SkippedRow(0, 5_000, Code.RECORD_INVALID),)
-    assert Counter(daemon.rows_of_streams) == Counter(
-        (f"s{i % 3}", (b"%d" % i, b"d%d" % i, None)) for i in range(6_000) if i != 5_000
-    )
-    with pytest.raises(RecordsFailed, match=r"RECORD_INVALID 1 \(its stream is null or empty\), rows 0:5000; fix"):
-        write_batch(df, data="data", socket=daemon.path)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "tailnum"}, r"partition_key='tailnum': no such column, did you mean tail\.num\? columns: id, tail"),
+        ({"key": "id +"}, r"partition_key='id \+': neither.*PARSE_SYNTAX_ERROR"),
+        ({"data": "id"}, r"data='id' has type bigint: give a string or binary column, such as to_json"),
+    ],
+)
+def test_a_bad_column_is_named_before_any_job(
+    daemon: FakeDaemon, flights: DataFrame, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(BadColumn, match=message) as caught:
+        write(daemon, flights, **options)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
+    assert daemon.sessions == []
 
 
 WITH_TIMES = (
@@ -166,154 +167,32 @@ def test_a_row_as_json_keeps_the_microseconds_of_its_timestamps(
         assert same
 
 
-@pytest.mark.promise("foreach-batch-commits")
-@pytest.mark.spark
-def test_the_writer_keeps_its_last_result_and_the_user_s_job_description(
-    daemon: FakeDaemon, flights: DataFrame
-) -> None:
-    context: Any = flights.sparkSession.sparkContext
-    context.setLocalProperty("spark.job.description", "the user's own")
-    writer = KinesisBatchWriter("s", "tail.num", socket=daemon.path)
-    try:
-        writer(flights, 4)
-        write_batch(flights.selectExpr("*", "'s' AS stream"), partition_key="tail.num", socket=daemon.path)
-        assert context.getLocalProperty("spark.job.description") == "the user's own"
-    finally:
-        context.setLocalProperty("spark.job.description", None)
-    result = writer.last_result
-    assert result is not None
-    assert (result.batch_id, result.records) == (4, 1_000)
-    took = f"{result.seconds:.1f} s ({1_000 / result.seconds:,.0f} records per second)"
-    assert str(result).startswith(f"s, batch 4: 1000 records, {result.bytes} bytes in 2 tasks, {took}, ")
-    assert all(0 < partition.seconds < result.seconds for partition in result.partitions)
-    assert [*writer.results] == [result._replace(partitions=())], "each keeps little, as there may be 100 of them"
-
-
 @pytest.mark.spark
 def test_columns_may_be_names_expressions_or_columns(daemon: FakeDaemon, spark: SparkSession) -> None:
     """Also as Kinesis sources call them, and with their table's name."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    df = spark.sql("SELECT 1 AS id, 'k' AS partitionKey, '7' AS explicitHashKey, 'd' AS data, 'src' AS streamName")
+    df = spark.sql(
+        "SELECT 1 AS id, 'k' AS partitionKey, '7' AS explicitHashKey, 'd' AS data, 'src' AS streamName,"
+        " 'a' AS `Tail.Num`, named_struct('Inner', 'c') AS place"
+    )
     df = df.alias("flights")
     write(daemon, df, "partition_key", data="data")
     write(daemon, df, "Flights.ID", data="data -- the payload", explicit_hash_key=None)
     write(daemon, df, "id + 1", data=F.encode(F.lit("é"), "UTF-8"), explicit_hash_key="CAST(id AS DECIMAL(38,0))")
     write(daemon, df, "id * 3 AS key", data="data AS payload -- the payload", stream=None, stream_column="streamName")
     write(daemon, df, "id", data="data", stream=None, stream_column="upper(streamName)")
+    write(daemon, df, "`TAIL.NUM`", data="data", explicit_hash_key=None)
+    write(daemon, df, "PLACE.inner", data="data", explicit_hash_key=None)
     assert daemon.rows_of_streams == [
         ("s", (b"k", b"d", b"7")),
         ("s", (b"1", b"d", b"7")),
         ("s", (b"2", "é".encode(), b"1")),
         ("src", (b"3", b"d", b"7")),
         ("SRC", (b"1", b"d", b"7")),
+        ("s", (b"a", b"d", b"7")),
+        ("s", (b"c", b"d", b"7")),
     ]
-
-
-@pytest.mark.spark
-def test_a_bad_column_is_named_before_any_job_and_spark_prints_nothing(
-    daemon: FakeDaemon, flights: DataFrame, spark_prints: list[str]
-) -> None:
-    """Spark 4 would print the JVM's stack of each error of analysis, as it does again after the write."""
-    from pyspark.errors import AnalysisException
-
-    for options, message in (
-        ({"key": "tailnum"}, r"partition_key='tailnum': no such column, did you mean tail\.num\? columns: id, tail"),
-        ({"key": "partition_key"}, "no column partition_key: give partition_key="),
-        ({"key": "id +"}, r"partition_key='id \+': neither.*PARSE_SYNTAX_ERROR"),
-        ({"key": "upper(tailnum)"}, r"partition_key='upper\(tailnum\)': neither.*UNRESOLVED_COLUMN"),
-        ({"key": "id.x"}, r"partition_key='id\.x': neither.*"),
-        ({"data": "id"}, r"data='id' has type bigint: give a string or binary column, such as to_json"),
-        ({"stream": None}, "no stream: give stream='NAME', or a column `stream`; "),
-    ):
-        with pytest.raises(BadColumn, match=message) as caught:
-            write(daemon, flights, **options)
-        assert "\n" not in str(caught.value)
-        assert str(caught.value).startswith("PRODUCERD[BAD_COLUMN]: ")
-    assert daemon.sessions == []
-    assert spark_prints == []
-    with pytest.raises(AnalysisException):
-        flights.selectExpr("tailnum + missing").schema  # noqa: B018 - Spark analyses it now
-    assert bool(spark_prints) is not flights.sparkSession.version.startswith("3.")
-
-
-@pytest.fixture
-def spark_prints(spark: SparkSession) -> Iterator[list[str]]:
-    """What Spark logs by the loggers of its errors of analysis."""
-    printed: list[str] = []
-    loggers = [logging.getLogger()]
-    if not spark.version.startswith("3."):
-        from pyspark.logger import PySparkLogger
-
-        loggers += [PySparkLogger.getLogger(name) for name in selection.LOGGERS]
-    handler = logging.Handler()
-    handler.emit = lambda record: printed.append(record.getMessage())  # type: ignore[method-assign]
-    for logger in loggers:
-        logger.addHandler(handler)
-    yield printed
-    for logger in loggers:
-        logger.removeHandler(handler)
-
-
-@pytest.mark.spark
-def test_names_have_the_case_that_the_session_gives_them(daemon: FakeDaemon, spark: SparkSession) -> None:
-    df = spark.sql("SELECT 'a' AS `Tail.Num`, 'b' AS `x y`, named_struct('Inner', 'c') AS place, 'd' AS data")
-    for name in ("tail.num", "`TAIL.NUM`", "X y", "PLACE.inner", "`place`.`inner`", "current_date"):
-        write(daemon, df, name, data="data")
-    assert [key for key, _, _ in daemon.rows[:5]] == [b"a", b"a", b"b", b"c", b"c"]
-    twice = df.selectExpr("*", "data AS DATA")
-    with pytest.raises(BadColumn, match="data='data': several columns have this name"):
-        write(daemon, twice, "x y", data="data")
-    spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
-        with pytest.raises(BadColumn, match=r"partition_key='tail\.num': no such column, did you mean Tail\.Num\?"):
-            write(daemon, df, "tail.num", data="data")
-        write(daemon, twice, "x y", data="data")
-    finally:
-        spark.conf.unset("spark.sql.caseSensitive")
-
-
-@pytest.mark.spark
-def test_bad_records_fail_the_batch_in_one_line_or_are_skipped(daemon: FakeDaemon, flights: DataFrame) -> None:
-    """Spark does not store the good ones again."""
-    bad = {b"N8", b"N501"}
-    daemon.runs(in_turn(Session.welcome, lambda session: session.serve(lambda row: INVALID if row[0] in bad else None)))
-    with pytest.raises(RecordsFailed) as caught:
-        write(daemon, flights)
-    text = str(caught.value)
-    assert text.startswith("PRODUCERD[RECORD_INVALID]: host ")
-    assert text.endswith(
-        "stream s: 2 records failed; named as partition:row: RECORD_INVALID 2 (data is null), rows 0:8, 1:1; "
-        'fix these rows, or leave them out with on_bad_record="skip", or "divert" to keep them '
-        "(data source: onBadRecord)"
-    )
-    assert caught.value.__cause__ is None
-    assert len(daemon.sessions) == 2
-    result = write(daemon, flights, on_bad_record="skip")
-    assert (result.records, result.skipped) == (1_000, 2)
-    assert result.skipped_rows == (SkippedRow(0, 8, Code.RECORD_INVALID), SkippedRow(1, 1, Code.RECORD_INVALID))
-    stored = [key + (data or b"") for _, (key, data, _) in daemon.rows_of_streams[1_000:] if key not in bad]
-    assert result.bytes == sum(map(len, stored)), "only stored rows count"
-    assert [hello.bad_rows for hello in daemon.hellos] == [0, 0, 1, 1]
-
-
-@pytest.mark.spark
-def test_without_a_daemon_spark_raises_one_line_and_other_errors_are_left_as_they_are(
-    daemon: FakeDaemon, flights: DataFrame
-) -> None:
-    path = daemon.path + ".nobody"
-    with pytest.raises(ConnectionFailed) as caught:
-        write_batch(flights.limit(1), stream="s", partition_key="id", socket=path, connect_timeout_seconds=0)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("PRODUCERD[DAEMON_ABSENT]: host ")
-    assert path in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
-    broken = flights.limit(1).selectExpr("CAST(raise_error('not ours') AS STRING) AS data", "id")
-    with pytest.raises(Exception, match="not ours") as theirs:
-        write(daemon, broken, "id", data="data")
-    assert not isinstance(theirs.value, ProducerdError)
-    assert type(theirs.value).__module__.startswith(("pyspark", "py4j"))
 
 
 @pytest.mark.spark
@@ -327,13 +206,6 @@ def test_a_daemon_that_dies_costs_no_record_and_no_attempt_if_it_comes_back(
     assert {key for key, _, _ in daemon.rows} == {b"N%d" % i for i in range(1_000) if i % 7} | {b""}
     assert sorted(hello.attempt for hello in daemon.hellos) == attempts
     assert result.resent == result.possible_duplicates == (500 if seconds else 0)
-
-
-@pytest.mark.spark
-def test_empty_partitions_open_no_connection(daemon: FakeDaemon, spark: SparkSession, flights: DataFrame) -> None:
-    assert write(daemon, flights.where("id < 0")).partitions == ()
-    assert write(daemon, flights.where("id = 7")).records == 1
-    assert len(daemon.sessions) == 1
 
 
 @pytest.mark.spark
@@ -504,6 +376,7 @@ def test_a_task_s_error_is_raised_as_its_line_and_every_other_as_it_is(connected
         with pytest.raises(kind) as caught:
             KinesisBatchWriter("s")(df, 1)
         assert (type(caught.value), str(caught.value)) == (kind, said)
+        assert caught.value.__cause__ is None
 
 
 @pytest.mark.promise("foreach-batch-commits")
@@ -547,3 +420,4 @@ def test_foreach_batch_commits_only_what_is_acknowledged(
         (0, 10)
     ]
     assert [(result.batch_id, result.records) for result in writer.results] == [(0, 10)]
+    assert not writer.results[0].partitions, "each keeps little, as there may be 100 of them"
