@@ -17,11 +17,10 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from producerd.errors import Code
 from spark_client import BadColumn, selection
 from spark_client.options import WriterOptions
-from spark_client.results import marked
 from spark_client.selection import found, select
+from tests.snapshots import Snapshot
 from tests.spark_client.fake_spark import fake_spark
 
 TEXT = StringType()
@@ -101,14 +100,9 @@ def texts(df: Any, **options: Any) -> list[str]:
     return list(selected.texts)
 
 
-def error_of(df: Any, **options: Any) -> str:
-    with pytest.raises(BadColumn) as caught:
-        texts(df, **options)
-    return str(caught.value)
-
-
-def error(text: str) -> str:
-    return marked(Code.BAD_COLUMN, text)
+def column_of(text: str) -> Any:
+    """Return a Column, which users give in place of a name."""
+    return type("Column", (Expression,), {})(text)
 
 
 def whole_row(settings: Mapping[str, str]) -> str:
@@ -159,16 +153,6 @@ def test_the_default_data_is_the_row_as_json_with_the_user_s_options(
     assert texts(df, data=None, json_options=json_options) == [KEY, whole_row(settings)]
 
 
-def test_a_row_without_a_stream_is_refused_with_the_ways_to_give_one() -> None:
-    assert error_of(frame("k", "data"), stream=None, partition_key="k") == error(
-        "no stream: give stream='NAME', or a column `stream`; columns: k, data"
-    )
-    assert error_of(frame("k", "StreamName"), stream=None, partition_key="k") == error(
-        "no stream: give stream='NAME'; or, to write each row to the stream that its column "
-        '`StreamName` names, stream_column="StreamName" (data source: streamColumn); columns: k, StreamName'
-    )
-
-
 def test_a_column_is_found_by_its_name_then_by_its_alias_and_best_in_the_same_case() -> None:
     assert found("partition_key", ["partitionKey", "Partition_Key"]) == "Partition_Key"
     assert found("partition_key", ["PARTITIONKEY"]) == "PARTITIONKEY"
@@ -215,66 +199,14 @@ def test_a_name_is_quoted_and_what_spark_may_know_is_left_to_it(given: str, text
     ]
 
 
-def test_a_default_name_that_no_column_has_is_refused_as_well() -> None:
-    assert error_of(frame("x", "data")) == error("no column partition_key: give partition_key=, columns: x, data")
-
-
-def test_a_struct_an_array_or_a_map_is_no_key() -> None:
-    do = "give a field of it, or a text such as to_json(...)"
-    place = "struct<Town:string,at:struct<lat:bigint>>"
-    assert error_of(nested(), partition_key="Place") == error(f"partition_key='Place' has type {place}: {do}")
-    tags = f"has type map<string,string>: {do}"
-    by_tags = {"partition_key": "id", "data": "tail.num", "stream": None, "stream_column": "tags"}
-    assert error_of(nested(), **by_tags) == error(f"stream_column='tags' {tags}")
-    column: Any = type("Column", (Expression,), {})("m[1]")
-    df = frame("data", kinds={"m[1]": MapType(TEXT, TEXT)})
-    assert error_of(df, explicit_hash_key=column, partition_key="data") == error(f"explicit_hash_key=m[1] {tags}")
-
-
 def test_a_name_may_have_backquotes_itself() -> None:
     assert texts(frame("a`b", "data"), partition_key="`a``b`")[0] == "CAST(`a``b` AS STRING) AS partition_key"
-
-
-@pytest.mark.parametrize(
-    ("given", "hint"),
-    [
-        ("tailnum", ", did you mean tail.num?"),
-        ("`tail`", ","),
-        ("tail.num.x", ", did you mean tail.num?"),
-        ("place.tows", ", did you mean Place.Town or Place.at?"),
-        ("Place.lat", ", did you mean Place.at or Place.at.lat or Place?"),
-        ("current_dates", ","),
-    ],
-)
-def test_a_name_that_no_column_has_is_refused_without_asking_spark(
-    given: str, hint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    df = nested()
-    monkeypatch.setattr(df, "selectExpr", lambda *_: pytest.fail("Spark is asked"))
-    monkeypatch.setattr(df, "select", lambda *_: pytest.fail("Spark is asked"))
-    columns = "columns: id, tail.num, Place, tags"
-    assert error_of(df, partition_key=given) == error(f"partition_key={given!r}: no such column{hint} {columns}")
-
-
-def test_a_stream_s_column_is_named_by_its_option_and_of_many_columns_fifty() -> None:
-    df = frame("partition_key", "data", *(f"c{number}" for number in range(48)), "last")
-    names = ", ".join(["partition_key", "data", *(f"c{number}" for number in range(48))])
-    assert error_of(df, stream=None, stream_column="nope") == error(
-        f"stream_column='nope': no such column, columns: {names}"
-    )
-    twice = frame("partition_key", "data", "To", "to")
-    assert error_of(twice, stream=None, stream_column="TO") == error(
-        "stream_column='TO': several columns have this name: rename one, or after a join give its Column"
-    )
 
 
 def test_case_counts_where_the_session_says_so_and_it_is_not_asked_without_need() -> None:
     assert texts(frame("Tail", "data"), partition_key="tail")[0] == "CAST(`Tail` AS STRING) AS partition_key"
     sensitive = frame("Tail", "tail", "data", conf=CASE)
     assert texts(sensitive, partition_key="tail")[0] == "CAST(`tail` AS STRING) AS partition_key"
-    assert error_of(frame("Tail", "data", conf=CASE), partition_key="tail") == error(
-        "partition_key='tail': no such column, did you mean Tail? columns: Tail, data"
-    )
     plain = frame("k", "data")
     plain.sparkSession.conf.get = lambda *_: pytest.fail("the session is asked")
     assert select(plain, WriterOptions("s", "k", "data")) is not None
@@ -285,35 +217,11 @@ def test_case_counts_where_the_session_says_so_and_it_is_not_asked_without_need(
 
 def test_columns_and_what_is_more_than_an_expression_are_made_call_by_call() -> None:
     df = frame("partition_key", "data", "id")
-    column: Any = type("Column", (Expression,), {})("encode(data)")
+    column = column_of("encode(data)")
     assert texts(df, partition_key=column) == ["CAST(encode(data) AS STRING) AS partition_key", "`data` AS data"]
     assert texts(df, data=column) == [KEY, "encode(data) AS data"]
     assert texts(df, partition_key="id * 3 AS key") == ["CAST(id * 3 AS STRING) AS partition_key", "`data` AS data"]
     assert texts(df, data="upper(data) -- the payload") == [KEY, "upper(data) AS data"]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"partition_key": "upper(missing)"}, "partition_key='upper(missing)'"),
-        ({"data": "upper(missing)"}, "data='upper(missing)'"),
-        ({"stream": None, "stream_column": "upper(missing)"}, "stream_column='upper(missing)'"),
-    ],
-)
-def test_what_spark_cannot_resolve_is_named_with_the_first_line_of_its_error(
-    options: dict[str, Any], names: str
-) -> None:
-    assert error_of(frame("partition_key", "data"), **options) == error(
-        f"{names}: neither a column nor an expression that Spark accepts ([UNRESOLVED_COLUMN] it is missing), "
-        "columns: partition_key, data"
-    )
-
-
-def test_data_is_text_or_bytes() -> None:
-    df = frame("partition_key", "data", kinds={"`data`": IntegerType()})
-    assert error_of(df) == error(
-        "data='data' has type int: give a string or binary column, such as to_json(...) or a cast"
-    )
 
 
 def test_spark_s_loggers_are_silent_for_this_thread_s_questions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,5 +256,49 @@ def test_columns_are_of_the_dataframe_s_own_kind(kind: str, made: str, monkeypat
         monkeypatch.setitem(sys.modules, f"pyspark.{name}.functions", stands_in)
     df = frame("partition_key", "data")
     df.__class__ = type("DataFrame", (Frame,), {"__module__": f"pyspark.{kind}.dataframe"})
-    column: Any = type("Column", (Expression,), {})("key")
+    column = column_of("key")
     assert texts(df, partition_key=column) == ["CAST(key AS STRING) AS partition_key", f"{made} AS data"]
+
+
+# ---- what is refused
+
+
+FIFTY_ONE = ("partition_key", "data", *(f"c{number}" for number in range(48)), "last")
+BY_COLUMN: dict[str, Any] = {"stream": None, "partition_key": "k"}
+REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "no stream": (frame("k", "data"), BY_COLUMN),
+    "no stream, and a column may name it": (frame("k", "StreamName"), BY_COLUMN),
+    "no column of the default name": (frame("x", "data"), {}),
+    "a struct as key": (nested(), {"partition_key": "Place"}),
+    "a map as stream": (nested(), {"partition_key": "id", "data": "id", "stream": None, "stream_column": "tags"}),
+    "a Column that is a map": (
+        frame("k", "data", kinds={"m[1]": MapType(TEXT, TEXT)}),
+        {"partition_key": "k", "explicit_hash_key": column_of("m[1]")},
+    ),
+    **{
+        f"no column is called {name}": (nested(), {"partition_key": name})
+        for name in ("tailnum", "`tail`", "tail.num.x", "place.tows", "Place.lat", "current_dates")
+    },
+    "another case, where case counts": (frame("Tail", "data", conf=CASE), {"partition_key": "tail"}),
+    "no such column, of 51 columns": (frame(*FIFTY_ONE), {"stream": None, "stream_column": "nope"}),
+    "several columns of a name": (
+        frame("partition_key", "data", "To", "to"),
+        {"stream": None, "stream_column": "TO"},
+    ),
+    "what Spark cannot resolve, as key": (frame("partition_key", "data"), {"partition_key": "upper(missing)"}),
+    "what Spark cannot resolve, as data": (frame("partition_key", "data"), {"data": "upper(missing)"}),
+    "what Spark cannot resolve, as stream": (
+        frame("partition_key", "data"),
+        {"stream": None, "stream_column": "upper(missing)"},
+    ),
+    "data that is a number": (frame("partition_key", "data", kinds={"`data`": IntegerType()}), {}),
+}
+
+
+def test_a_column_that_cannot_be_sent_is_refused_in_one_line_with_what_to_give(snapshot: Snapshot) -> None:
+    lines = []
+    for what, (df, options) in REFUSED.items():
+        with pytest.raises(BadColumn) as caught:
+            texts(df, **options)
+        lines.append(f"# {what}\n{caught.value}\n")
+    snapshot("bad_columns", "".join(lines))
