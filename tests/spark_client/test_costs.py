@@ -5,59 +5,27 @@ from __future__ import annotations
 import pytest
 
 from spark_client.costs import MONTH_SECONDS, Traffic, monthly
+from tests.snapshots import Snapshot
 
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize(
-    ("traffic", "said"),
-    [
-        # A million small records a day are as many units; in whole units they are 29.7 million x 116 B / 25 KiB.
-        (
-            Traffic("PROVISIONED", False, 1_000_000, 100_000_000, 1_000_000, DAY),
-            (
-                "12 records/s of 100 bytes until now are about 30 million PUT payload units a month; "
-                'with aggregation = "kpl" at best 0.136 million PUT payload units'
-            ),
-        ),
-        # 30 KiB are two units each.
-        (
-            Traffic("", False, 86_400, 86_400 * 30 * 1024, 86_400, DAY),
-            (
-                "1 records/s of 30,720 bytes until now are about 5.18 million PUT payload units a month; "
-                'with aggregation = "kpl" at best 3.11 million PUT payload units'
-            ),
-        ),
-        # 200 in a record of Kinesis: 23,200 bytes with what the format adds, one unit.
-        (
-            Traffic("PROVISIONED", True, 8_640_000, 864_000_000, 43_200, DAY),
-            (
-                "100 records/s of 100 bytes until now are about 1.3 million PUT payload units a month; "
-                "without aggregation about 259 million PUT payload units"
-            ),
-        ),
-        # Each record is rounded up to 1 KiB.
-        (
-            Traffic("ON_DEMAND", False, 8_640_000, 864_000_000, 8_640_000, DAY),
-            '100 records/s of 100 bytes until now are about 247 GiB a month; with aggregation = "kpl" at best 28 GiB',
-        ),
-        # From 100 on there are no decimals.
-        (
-            Traffic("PROVISIONED", False, 385_686_728, 385_686_728, 385_686_728, 1e6),
-            (
-                "386 records/s of 1 bytes until now are about 1,000 million PUT payload units a month; "
-                'with aggregation = "kpl" at best 0.664 million PUT payload units'
-            ),
-        ),
-        # 20 in one: 2,320 bytes with what the format adds, 3 KiB.
-        (
-            Traffic("ON_DEMAND", True, 8_640_000, 864_000_000, 432_000, DAY),
-            "100 records/s of 100 bytes until now are about 37.1 GiB a month; without aggregation about 247 GiB",
-        ),
-    ],
-)
-def test_a_month_is_told_with_and_without_aggregation(traffic: Traffic, said: str) -> None:
-    assert monthly([traffic]) == said
+TRAFFIC = {
+    "in whole units, 29.7 million x 116 B / 25 KiB": Traffic("PROVISIONED", False, 10**6, 10**8, 10**6, DAY),
+    "two units each, of 30 KiB": Traffic("", False, 86_400, 86_400 * 30 * 1024, 86_400, DAY),
+    "one unit for 200, 23,200 bytes with what the format adds": Traffic(
+        "PROVISIONED", True, 8_640_000, 864_000_000, 43_200, DAY
+    ),
+    "each rounded up to 1 KiB": Traffic("ON_DEMAND", False, 8_640_000, 864_000_000, 8_640_000, DAY),
+    "no decimals from 100 on": Traffic("PROVISIONED", False, 385_686_728, 385_686_728, 385_686_728, 1e6),
+    "3 KiB for 20, 2,320 bytes with what the format adds": Traffic(
+        "ON_DEMAND", True, 8_640_000, 864_000_000, 432_000, DAY
+    ),
+}
+
+
+def test_a_month_is_told_with_and_without_aggregation(snapshot: Snapshot) -> None:
+    snapshot("costs", "".join(f"{what}: {monthly([traffic])}\n" for what, traffic in TRAFFIC.items()))
 
 
 def test_daemons_that_began_at_other_times_add_up_by_their_pace() -> None:

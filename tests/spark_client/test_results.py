@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
-from producerd.errors import Code, ConnectionFailed, RecordsFailed, RowFailure
+from producerd.errors import (
+    BackpressureTimeout,
+    Code,
+    ConnectionFailed,
+    ProducerdError,
+    RecordsFailed,
+    Refused,
+    RowFailure,
+)
 from spark_client.dry_run import Packed, StreamDryRun
 from spark_client.results import (
+    ADVICE,
     BatchResult,
     DaemonFigures,
     PartitionResult,
-    SkippedRow,
     as_line,
     error_in,
     marked,
     merge,
     names_of,
 )
+from tests.snapshots import Snapshot
 
 INVALID = RowFailure(Code.RECORD_INVALID, "no <data>", 1, False, (3,), "s", judged=True)
 UNJUDGED = INVALID._replace(judged=False)
@@ -46,11 +56,6 @@ def test_a_report_travels_with_the_figures_of_its_daemon_and_its_file() -> None:
         assert PartitionResult.from_line(report.to_line()) == report
 
 
-def test_the_figures_of_a_daemon_are_one_line() -> None:
-    assert str(STARTED) == "daemon 7 on h1: started in 2.5 s, 1.0 s of CPU, at most 50 MiB, log /tmp/log"
-    assert str(LATER) == "daemon 7 on h1: 3.0 s of CPU, at most 60 MiB, log /tmp/log"
-
-
 @pytest.mark.parametrize(("skip", "left"), [(False, [INVALID, UNJUDGED]), (True, [UNJUDGED])])
 def test_only_judged_rows_fail_no_batch_that_may_skip_them(skip: bool, left: list[RowFailure]) -> None:
     assert result(0, INVALID, UNJUDGED).failed(skip) == left
@@ -73,124 +78,70 @@ def test_each_daemon_counts_once_with_its_latest_figures_and_its_start() -> None
     assert merge(None, "s", started_late, skip_bad_records=False).daemons == (STARTED,)
 
 
-def test_a_result_is_one_line() -> None:
-    one = merge(None, "s", [result()], skip_bad_records=False)
-    line = "s: 1500 records, 2000 bytes in 1 task, tasks waited 0% of their time (1.2 s blocked, 0.5 s flushing)"
-    assert str(one) == line
-    many = merge(7, "s", [result(0)._replace(retries=2, resent=3), result(1)], skip_bad_records=False)
-    assert (
-        str(many) == "s, batch 7: 3000 records, 4000 bytes in 2 tasks, tasks waited 0% of their time (2.5 s "
-        "blocked, 1.0 s flushing), 2 retries, 3 resent"
-    )
+def held(tasks: int) -> BatchResult:
+    """Return a batch whose tasks their shards held for 1 s each, except the first, which waited 1.5 s for an answer."""
+    each = [
+        result(n)._replace(records=500_000, bytes=9, seconds=2.5, why=f"{n} shards take no more", why_seconds=1.0)
+        for n in range(tasks)
+    ]
+    each[0] = each[0]._replace(failures=(INVALID,), why="answers are late", why_seconds=1.5)
+    return merge(7, "s", each, skip_bad_records=True, seconds=3.0)
 
 
-def test_what_a_prompt_shows_counts_the_files_and_the_daemons() -> None:
-    tasks = [result(0)._replace(daemon=STARTED, diverted="file:///a"), result(1)._replace(diverted="file:///b")]
-    assert repr(merge(None, "s", tasks, skip_bad_records=False)).endswith(
-        ", resent=0, skipped_rows=(), partitions=<2>, daemons=<1>, diverted=<2>)"
-    )
-
-
-@pytest.mark.promise("client-asks-waits-why")
-def test_a_result_fits_on_a_screen_however_many_tasks_it_has() -> None:
-    """Its tasks were held for 1 s each by their shards, except the first, which waited for 1.5 s for an answer."""
-
-    def of(tasks: int) -> BatchResult:
-        held = [
-            result(n)._replace(records=500_000, bytes=9, seconds=2.5, why=f"{n} shards take no more", why_seconds=1.0)
-            for n in range(tasks)
-        ]
-        held[0] = held[0]._replace(failures=(INVALID,), why="answers are late", why_seconds=1.5)
-        return merge(7, "s", held, skip_bad_records=True, seconds=3.0)
-
-    assert repr(of(3)) == (
-        "BatchResult(stream='s', batch_id=7, records=1500000, bytes=27, seconds=3.0, records_per_second=499999.667, "
-        "waiting_share=0.7, seconds_blocked=3.75, seconds_flushing=1.5, why='1 shards take no more', skipped=1, "
-        "retries=0, throttled=0, possible_duplicates=0, spread_keys=0, resent=0, "
-        "skipped_rows=(SkippedRow(partition=0, row=3, code='RECORD_INVALID', maybe_stored=False),), partitions=<3>)"
-    )
-    assert str(of(3)) == (
-        "s, batch 7: 1500000 records, 27 bytes in 3 tasks, 3.0 s (500,000 records per second), tasks waited 70% of "
-        "their time (3.8 s blocked, 1.5 s flushing), 1 skipped; held by: 1 shards take no more"
-    )
-    assert len(repr(of(10_000))) < 500
-    shown = of(30)._repr_html_().replace(LEFT, "")
-    for row in ("<th>records per second</th><td>5,000,000</td>", "<th>held by</th><td>1 shards take no more</td>"):
-        assert row in shown
-    assert "<tr><th>tasks</th><td>30 on h0, h1, h10, " in shown
-    assert len(shown) < 2_000
-
-
-LEFT = ' style="text-align: left"'
-
-
-def test_a_notebook_shows_a_table_of_all_figures() -> None:
-    tasks = [result(0, INVALID)._replace(daemon=STARTED, diverted="file:///a?b&c")]
-    rows = {
-        "stream": "s",
-        "batch id": "7",
-        "records": "1,500",
-        "bytes": "2,000",
-        "tasks": "1 on h0",
-        "waiting share": "0%",
-        "seconds blocked": "1.2",
-        "seconds flushing": "0.5",
-        "skipped": "1",
-        "skipped row": "0:3 RECORD_INVALID",
-        "diverted to": "file:///a?b&amp;c",
-        "daemon": "daemon 7 on h1: started in 2.5 s, 1.0 s of CPU, at most 50 MiB, log /tmp/log",
-    }
-    table = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
-    shown = merge(7, "s", tasks, skip_bad_records=True)._repr_html_()
-    assert shown.replace(LEFT, "") == f"<table>{table}</table>"
-
-
-def test_a_batch_without_tasks_is_shown_too() -> None:
-    shown = merge(None, "s", [], skip_bad_records=True)._repr_html_()
-    assert shown.replace(LEFT, "").startswith("<table><tr><th>stream</th><td>s</td></tr>")
-    assert "tasks" not in shown
-    assert "batch id" not in shown
-    odd = merge(None, "s", [], skip_bad_records=True)._replace(skipped_rows=(SkippedRow(0, 1, "<b>"),))
-    assert "0:1 &lt;b&gt;" in odd._repr_html_()
-
-
-def test_a_dry_run_is_one_line_and_a_table_however_many_streams_it_has() -> None:
-    """The largest streams come first, after the most frequent reasons of bad rows."""
+def dry_run(streams: int) -> BatchResult:
+    """Return what a dry run found: streams of one frame, and six kinds of bad rows."""
     some = tuple(
         StreamDryRun(
             f"s{size:02}", Packed(2, size, 2), Packed(1, size, 1), True, 4, {"shardId-0": 2}, {1024: 2}, 1 << 20
         )
-        for size in range(1, 30)
+        for size in range(1, streams + 1)
     )
     bad = [RowFailure(Code.RECORD_INVALID, f"bad {kind}", kind, False, (), "s", True) for kind in range(1, 7)]
-    found = merge(None, None, [result(0, *bad)._replace(dry_run=some)], skip_bad_records=True, dry_run=True)
-    assert str(found) == (
-        "dry run, nothing is stored: 1,479 of 1,500 records are good; 6 bad: RECORD_INVALID: bad 6; "
-        "5 bad: RECORD_INVALID: bad 5; 4 bad: RECORD_INVALID: bad 4; 3 bad: RECORD_INVALID: bad 3; 2 more reasons; "
-        + "; ".join(
-            f"s{size}: plain: 2 PUT payload units of 2 records; aggregated: 1 PUT payload units of 1 records (as set); "
-            "shards: 1 of 4, the fullest gets 100%; sizes: 2 up to 1 KiB"
-            for size in (29, 28, 27, 26)
-        )
-        + "; 25 more streams"
-    )
-    assert found._repr_html_().count("PUT payload units of 2 records") == 20
-    assert '>more streams</th><td style="text-align: left">9<' in found._repr_html_()
-    empty = merge(None, "s", [], skip_bad_records=True, dry_run=True)
-    assert str(empty) == "dry run, nothing is stored: 0 of 0 records are good"
+    return merge(None, None, [result(0, *bad)._replace(dry_run=some)], skip_bad_records=True, dry_run=True)
 
 
-def test_a_result_lists_the_first_20_skipped_rows_and_files() -> None:
-    bad = INVALID._replace(records=20, rows=tuple(range(1, 21)))
-    tasks = [result(0, INVALID._replace(maybe_stored=True, rows=(0,)), bad)] + [
-        result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)
+def batch(*tasks: PartitionResult, batch_id: int | None = None) -> BatchResult:
+    return merge(batch_id, "s", tasks, skip_bad_records=True)
+
+
+MAYBE_STORED = INVALID._replace(maybe_stored=True, rows=(0,))
+SHOWN = {
+    "one task": batch(result()),
+    "two tasks of a batch": batch(result(0)._replace(retries=2, resent=3), result(1), batch_id=7),
+    "no tasks": batch(),
+    "a skipped row, a file and a daemon": batch(
+        result(0, INVALID)._replace(daemon=STARTED, diverted="file:///a?b&c"),
+        result(1)._replace(daemon=LATER._replace(host="<h2>"), diverted="file:///b"),
+        batch_id=7,
+    ),
+    "the first 20 of skipped rows and of files": batch(
+        result(0, MAYBE_STORED, INVALID._replace(records=20, rows=tuple(range(1, 21)))),
+        *(result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)),
+    ),
+    "tasks that were held": held(3),
+    "a dry run of 29 streams and of six kinds of bad rows": dry_run(29),
+    "a dry run of no rows": merge(None, "s", [], skip_bad_records=True, dry_run=True),
+}
+
+
+def html_of(shown: BatchResult) -> str:
+    return shown._repr_html_().replace(' style="text-align: left"', "")
+
+
+def test_a_result_is_shown_as_a_line_a_prompt_and_a_table(snapshot: Snapshot) -> None:
+    texts = [
+        f"# {what}\n{shown}\n{shown!r}\n{html_of(shown).replace('</tr>', '</tr>' + chr(10))}\n"
+        for what, shown in SHOWN.items()
     ]
-    merged = merge(None, "s", tasks, skip_bad_records=True)
-    assert merged.skipped_rows == tuple(SkippedRow(0, row, Code.RECORD_INVALID, row == 0) for row in range(20))
-    shown = merged._repr_html_().replace(LEFT, "")
-    assert "<td>0:0 RECORD_INVALID (maybe stored)</td>" in shown
-    assert "<td>file:///20</td>" in shown
-    assert "file:///21" not in shown
+    snapshot("batch_results", "\n".join(texts))
+
+
+@pytest.mark.promise("client-asks-waits-why")
+def test_a_result_says_what_held_most_of_its_tasks_and_fits_on_a_screen() -> None:
+    assert held(3).why == "1 shards take no more"
+    assert str(held(3)).endswith("; held by: 1 shards take no more")
+    assert len(repr(held(10_000))) < 500
+    assert len(html_of(held(30))) < 2_000
 
 
 def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,65 +172,49 @@ def test_hosts_are_named_once_in_order_and_only_the_first_20() -> None:
 # ---- the error of a batch
 
 
-def test_failures_of_one_kind_add_up_whichever_task_has_them() -> None:
-    for maybe_stored in ((True, False), (False, True)):
-        failures = [RowFailure(Code.EXPIRED, "too old", 3, maybe, (4,), "s") for maybe in maybe_stored]
-        error = error_of(*failures)
-        assert str(error) == (
-            "PRODUCERD[EXPIRED]: host h0, partition 0, stream s: 6 records failed; named as partition:row: "
-            "EXPIRED 6 (too old), rows 0:4, 1:4"
-        )
-        assert error.failures == (RowFailure(Code.EXPIRED, "too old", 6, True, (4,), "s"),)
+KINDS = [RowFailure(f"Code{n}", "no", 30 + n, False, tuple(range(21)), "s") for n in range(6)]
+KMS = RowFailure(Code.KMS, "no key", 1, False, (0,), "s")
+OLD = RowFailure(Code.EXPIRED, "too old", 3, True, (4,), "s")
+ERRORS: dict[str, tuple[list[RowFailure], dict[str, Any]]] = {
+    "two tasks with one kind": ([OLD, OLD], {}),
+    "bad rows, and good ones in the same frame": (
+        [
+            RowFailure(Code.FRAME_REFUSED, "refused with the frame", 1, False, (0,), "s"),
+            INVALID._replace(records=2, rows=(3, 5)),
+        ],
+        {},
+    ),
+    "each row has its own stream": ([RowFailure("OTHER", "more kinds", 1, False, ()), UNJUDGED], {"stream": None}),
+    "five of six kinds, without rows": ([one._replace(rows=()) for one in reversed(KINDS)], {}),
+    "20 of 21 rows of each kind": (KINDS, {}),
+    "what may be skipped is not listed": ([INVALID, KMS], {"skip": True}),
+}
 
 
-def test_bad_rows_come_before_the_good_ones_that_were_refused_with_them() -> None:
-    beside = RowFailure(Code.FRAME_REFUSED, "refused with the frame", 1, False, (0,), "s")
-    assert str(error_of(beside, INVALID._replace(records=2, rows=(3, 5)))).startswith(
-        "PRODUCERD[RECORD_INVALID]: host h0, partition 0, stream s: 2 records failed, 1 in the same frames were not "
-        "taken; named as partition:row: RECORD_INVALID 2 (no <data>), rows 1:3, 1:5; FRAME_REFUSED 1 (refused with the "
-        "frame); fix these rows, or leave them out "
-    )
+def test_an_error_is_one_line_with_the_counts_the_rows_and_what_helps(snapshot: Snapshot) -> None:
+    texts = [f"# {what}\n{error_of(*failures, **options)}\n" for what, (failures, options) in ERRORS.items()]
+    snapshot("batch_errors", "".join(texts))
 
 
-def test_a_stream_is_named_with_its_failure_where_each_row_has_its_own() -> None:
-    of_many = RowFailure("OTHER", "more kinds", 1, False, ())
-    assert str(error_of(of_many, UNJUDGED, stream=None)) == (
-        "PRODUCERD[OTHER]: host h0, partition 0: 2 records failed; named as partition:row: OTHER 1 (more kinds); "
-        "RECORD_INVALID 1 of stream s (no <data>), rows 1:3"
-    )
+def test_an_error_has_all_kinds_the_rarest_first() -> None:
+    assert [failure.code for failure in error_of(*reversed(KINDS)).failures] == [f"Code{n}" for n in range(6)]
 
 
-def test_an_error_names_the_first_five_kinds_and_20_rows_of_each() -> None:
-    kinds = [RowFailure(f"Code{n}", "no", 30 + n, False, tuple(range(21)), "s") for n in range(6)]
-    rows = [", ".join(f"{n}:{row}" for row in range(20)) for n in range(5)]
-    listed = "; ".join(f"Code{n} {30 + n} (no), rows {rows[n]}" for n in range(5))
-    error = error_of(*reversed([one._replace(rows=()) for one in kinds]))
-    assert str(error) == (
-        "PRODUCERD[Code0]: host h0, partition 0, stream s: 195 records failed; named as partition:row: "
-        "Code0 30 (no); Code1 31 (no); Code2 32 (no); Code3 33 (no); Code4 34 (no)"
-    )
-    assert [failure.code for failure in error.failures] == [f"Code{n}" for n in range(6)]
-    assert str(error_of(*kinds)).endswith(f"named as partition:row: {listed}")
-
-
-def test_what_may_be_skipped_is_not_listed_with_what_fails_the_batch() -> None:
-    error = error_of(INVALID, RowFailure(Code.KMS, "no key", 1, False, (0,), "s"), skip=True)
-    assert str(error) == (
-        "PRODUCERD[KMS]: host h1, partition 1, stream s: 1 record failed; named as partition:row: "
-        "KMS 1 (no key), rows 1:0; allow the stream's key to the role that the daemon runs with"
-    )
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_failures_of_one_kind_add_up_whichever_task_has_them(order: tuple[bool, bool]) -> None:
+    error = error_of(*(OLD._replace(maybe_stored=maybe) for maybe in order))
+    assert error.failures == (OLD._replace(records=6),)
 
 
 @pytest.mark.promise("code-alone-lets-row")
 def test_a_code_alone_lets_no_row_be_skipped_and_the_daemon_is_to_be_upgraded() -> None:
     """A daemon that does not say which rows were judged gives this code to good rows of a refused stream, too."""
-    kms = RowFailure(Code.KMS, "no key", 1, False, (0,), "s")
-    for failures in ([INVALID, UNJUDGED], [kms, UNJUDGED]):
+    for failures in ([INVALID, UNJUDGED], [KMS, UNJUDGED]):
         error = error_of(*failures, skip=True)
         assert "RECORD_INVALID 1 (no <data>), rows 1:3" in str(error)
         assert "these rows were not left out: upgrade the daemon" in str(error)
         assert INVALID not in error.failures
-    assert "upgrade" not in str(error_of(kms, skip=True))
+    assert "upgrade" not in str(error_of(KMS, skip=True))
     assert "upgrade" not in str(error_of(UNJUDGED))
     assert {*error_of(INVALID, UNJUDGED).failures} == {INVALID, UNJUDGED}
 
@@ -299,8 +234,44 @@ def test_an_error_is_marked_once() -> None:
         assert str(error) == "PRODUCERD[DAEMON_ABSENT]: no daemon"
 
 
-def test_an_error_is_found_with_its_kind_and_code() -> None:
-    found = error_in("pyspark: producerd.errors.ProducerdError: PRODUCERD[DAEMON_LOST]: gone \n\tat java.base")
-    assert type(found) is ConnectionFailed
-    assert (str(found), found.code) == ("PRODUCERD[DAEMON_LOST]: gone", "DAEMON_LOST")
-    assert error_in("PRODUCERD[DAEMON_LOST]: in a row") is None
+def test_a_sentence_of_others_joins_the_line_without_its_full_stop() -> None:
+    line = marked(Code.KMS, "The key is disabled.; request id ...; as before.")
+    assert line == f"PRODUCERD[KMS]: The key is disabled; request id ...; as before; {ADVICE[Code.KMS]}"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.DAEMON_ABSENT, ConnectionFailed),
+        (Code.DAEMON_LOST, ConnectionFailed),
+        (Code.DRAINING, ConnectionFailed),
+        (Code.BACKPRESSURE_TIMEOUT, BackpressureTimeout),
+        (Code.STREAM_NOT_FOUND, Refused),
+        ("SomeNewException", Refused),
+    ],
+)
+def test_a_marked_line_is_found_in_what_spark_wraps_around_it(code: str, kind: type[ProducerdError]) -> None:
+    line = marked(code, "host h, partition 3:\n  no room")
+    text = f"Job aborted: PythonException:\nTraceback\n  x.ProducerdError: {line} \n\n\tat java.base\n{line}"
+    error = error_in(text)
+    assert type(error) is kind
+    advice = f"; {ADVICE[code]}" if code in ADVICE else ""
+    assert (str(error), error.code) == (f"PRODUCERD[{code}]: host h, partition 3: no room{advice}", code)
+
+
+def test_a_worker_that_lacks_pyarrow_is_told_of_in_one_line() -> None:
+    error = error_in("PythonException: \n  import pyarrow as pa\nModuleNotFoundError: No module named 'pyarrow'\n")
+    assert str(error).startswith("PRODUCERD[ARROW_MISSING]: pyarrow is missing on the executors: pip install")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PRODUCERD[DAEMON_LOST]: in a row",
+        "org.apache.spark.SparkException: Job 3 cancelled",
+        "ModuleNotFoundError: No module named 'pyarrow_of_mine'",
+        "[CAST_INVALID_INPUT] The value 'PRODUCERD[X]: SECRET' of the type STRING cannot be cast to BIGINT",
+    ],
+)
+def test_other_text_has_no_error_in_it(text: str) -> None:
+    assert error_in(text) is None

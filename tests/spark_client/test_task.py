@@ -16,11 +16,9 @@ import pytest
 from producerd.errors import (
     BackpressureTimeout,
     Code,
-    ConnectionFailed,
     FlushTimeout,
     ProducerdError,
     RecordsFailed,
-    Refused,
     RowFailure,
 )
 from producerd.wire import frames
@@ -30,13 +28,10 @@ from spark_client import __version__
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.options import WriterOptions
 from spark_client.results import (
-    ADVICE,
     BatchResult,
     DaemonFigures,
     PartitionResult,
     SkippedRow,
-    error_in,
-    marked,
     merge,
 )
 from spark_client.tally import Tally
@@ -242,25 +237,6 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (Code.DAEMON_ABSENT, ConnectionFailed),
-        (Code.DRAINING, ConnectionFailed),
-        (Code.BACKPRESSURE_TIMEOUT, BackpressureTimeout),
-        (Code.STREAM_NOT_FOUND, Refused),
-        ("SomeNewException", Refused),
-    ],
-)
-def test_a_marked_line_is_found_in_what_spark_wraps_around_it(code: str, kind: type[ProducerdError]) -> None:
-    line = marked(code, "host h, partition 3:\n  no room")
-    text = f"Job aborted: PythonException:\nTraceback\n  x.ProducerdError: {line}\n\n\tat java.base\n{line}"
-    error = error_in(text)
-    assert type(error) is kind
-    advice = f"; {ADVICE[code]}" if code in ADVICE else ""
-    assert (str(error), error.code) == (f"PRODUCERD[{code}]: host h, partition 3: no room{advice}", code)
-
-
 @pytest.mark.parametrize("error", [BackpressureTimeout("no room"), FlushTimeout("not acknowledged")])
 def test_a_task_that_waited_too_long_names_its_option(error: ProducerdError, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_long(*_: object) -> NoReturn:
@@ -270,24 +246,6 @@ def test_a_task_that_waited_too_long_names_its_option(error: ProducerdError, mon
     option = "put_timeout_seconds" if isinstance(error, BackpressureTimeout) else "flush_timeout_seconds"
     with pytest.raises(ProducerdError, match=f": {error}; to wait longer, raise {option}$"):
         list(send_partition(Plan("s"), []))
-
-
-def test_a_worker_that_lacks_pyarrow_is_told_of_in_one_line() -> None:
-    text = "PythonException: \n  import pyarrow as pa\nModuleNotFoundError: No module named 'pyarrow'\n"
-    error = error_in(text)
-    assert error is not None
-    assert str(error).startswith("PRODUCERD[ARROW_MISSING]: pyarrow is missing on the executors: pip install")
-    assert error_in("ModuleNotFoundError: No module named 'pyarrow_of_mine'") is None
-
-
-def test_other_text_has_no_error_in_it_and_a_long_line_is_cut() -> None:
-    assert error_in("org.apache.spark.SparkException: Job 3 cancelled") is None
-    assert len(marked(Code.KMS, "x" * 100_000)) < 2_100
-
-
-def test_a_sentence_of_others_joins_the_line_without_its_full_stop() -> None:
-    line = marked(Code.KMS, "The key is disabled.; request id ...; as before.")
-    assert line == f"PRODUCERD[KMS]: The key is disabled; request id ...; as before; {ADVICE[Code.KMS]}"
 
 
 def streams(*named: str | bytes | None) -> pa.RecordBatch:
@@ -339,8 +297,3 @@ def test_what_cannot_be_a_stream_s_name_is_a_bad_record_and_is_not_quoted(daemon
     assert sorted(row for failure in report.failures for row in failure.rows) == [0, 2, 3, 4, 5, 6, 8]
     assert "SECRET" not in report.to_line()
     assert (report.records, len(daemon.rows)) == (9, 2)
-
-
-def test_the_mark_in_a_row_that_another_error_quotes_is_not_taken_for_ours() -> None:
-    text = "[CAST_INVALID_INPUT] The value 'PRODUCERD[X]: SECRET' of the type STRING cannot be cast to BIGINT"
-    assert error_in(text) is None
