@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProducerdError
+from producerd.errors import Code, ConfigurationError, ProducerdError
 from producerd.wire import frames
 from spark_client import __version__, checks
 from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, probe
@@ -26,6 +26,7 @@ from spark_client.costs import Traffic, monthly
 from spark_client.options import WriterOptions
 from spark_client.own_daemon import jvm_pid
 from spark_client.task import Plan
+from tests.snapshots import Snapshot
 from tests.spark_client.fake_daemon import (
     FakeDaemon,
     Script,
@@ -70,7 +71,7 @@ def status(session: Session) -> None:
     session.opened(max_frame_bytes=1 << 19, max_frame_records=9_000, max_record_bytes=1 << 20)
     asked = session.expect(frames.Status)
     assert (session.streams, asked) == ({1: "flights"}, frames.Status(1, asks_service=1))
-    session.send(frames.Draining(60.0))  # nobody asked for this one
+    session.send(frames.Draining(60.0))  # without a question
     queue = (12, 1_000_000, 2_048, 64 << 20)
     service: Any = (frames.Service.READY, "", "a dry run")
     traffic: Any = ("ON_DEMAND", 1, 7, 70, 2, 3.5)
@@ -97,20 +98,6 @@ def test_every_slot_opens_the_stream_and_each_executor_is_one_line(daemon: FakeD
     assert {hello.application_id for hello in daemon.hellos} == {spark.conf.get("spark.app.id")}
     java = Path(f"/proc/{executor.pid}/comm")
     assert not java.exists() or java.read_text() == "java\n"
-
-
-@pytest.mark.spark
-def test_without_a_daemon_it_is_one_line_that_names_the_host_and_the_path(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "nobody.sock")
-    with pytest.raises(ConnectionFailed) as caught:
-        check(spark, socket=path, connect_timeout_seconds=0)
-    host = os.uname().nodename
-    assert str(caught.value).startswith(
-        f"PRODUCERD[DAEMON_ABSENT]: 1 of 1 executor, on {host}: no daemon to talk to within 0 s ({path}: No such file"
-    )
-    assert str(caught.value).count(host) == 1
-    assert "\n" not in str(caught.value)
-    assert caught.value.code == Code.DAEMON_ABSENT
 
 
 class Here:
@@ -423,31 +410,32 @@ def test_executors_are_told_apart_by_host_and_jvm(monkeypatch: pytest.MonkeyPatc
     assert told.executors == (others[1], GOOD, others[0])
 
 
-def test_the_worst_problem_comes_first_and_each_names_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = Problem(Code.ARROW_MISSING, "pyarrow cannot be used")
-    reports = [
+MISSING = Problem(Code.ARROW_MISSING, "pyarrow cannot be used")
+OLDER, NEWER = report(GOOD), report(GOOD)
+OLDER["executor"] = ["h2", 7, "185", ["3.11.7", "4.3.0", "0.0.9", PLACE]]
+NEWER["executor"] = [*GOOD._replace(host="h3", installed=HAS._replace(client="7")), "more", "and more"]
+DRIVER: dict[str, list[Any]] = {
+    "the worst problem comes first, and each names its hosts": [
         report(GOOD),
         *(report(GOOD._replace(host=host), ABSENT) for host in ("h3", "h2", "h2")),
-        report(GOOD._replace(host="h4"), ABSENT, missing),
-        *(report(GOOD._replace(pid=pid), missing) for pid in (8, 9)),
-    ]
-    with pytest.raises(ProducerdError) as caught:
-        check_of(reports, monkeypatch)
-    assert str(caught.value).splitlines() == [
-        "PRODUCERD[ARROW_MISSING]: 3 of 6 executors, on h1, h4: pyarrow cannot be used",
-        "PRODUCERD[DAEMON_ABSENT]: 3 of 6 executors, on h2, h3, h4: no daemon to talk to",
-    ]
-    assert (type(caught.value), caught.value.code) == (ProducerdError, Code.ARROW_MISSING)
+        report(GOOD._replace(host="h4"), ABSENT, MISSING),
+        *(report(GOOD._replace(pid=pid), MISSING) for pid in (8, 9)),
+    ],
+    "one task with a problem is enough": [report(GOOD), report(GOOD, ABSENT)],
+    "many hosts are not all named": [report(GOOD._replace(host=f"h{i}"), ABSENT) for i in range(100, 200)],
+    "an older client may report less than this one asks for, a newer one more": [report(GOOD), OLDER, NEWER],
+}
 
 
-def test_one_task_with_a_problem_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConnectionFailed, match="1 of 1 executor, on h1: no daemon"):
-        check_of([report(GOOD), report(GOOD, ABSENT)], monkeypatch)
-
-
-def test_many_hosts_are_not_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConnectionFailed, match=r"100 of 100 executors, on h100, .*, h119, \.\.\.: no"):
-        check_of([report(GOOD._replace(host=f"h{i}"), ABSENT) for i in range(100, 200)], monkeypatch)
+def test_what_keeps_a_cluster_from_writing_is_a_line_for_each_problem(
+    monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot
+) -> None:
+    texts = []
+    for what, reports in DRIVER.items():
+        with pytest.raises(ProducerdError) as caught:
+            check_of(reports, monkeypatch)
+        texts.append(f"# {what}: {type(caught.value).__name__}, {caught.value.code}\n{caught.value}\n")
+    snapshot("cluster_problems", "".join(texts).replace(f"but {__version__} on", "but VERSION on"))
 
 
 def test_speculation_and_what_the_driver_lacks_are_told_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,23 +460,6 @@ def test_what_driver_and_executors_lack_alike_is_one_line(monkeypatch: pytest.Mo
     with pytest.raises(ProducerdError, match=r"ING\]: the driver and 1 of 2 executors, on h1: pandas") as caught:
         check_of([report(GOOD, *checks.installed()[1]), report(GOOD._replace(pid=8))], monkeypatch)
     assert "\n" not in str(caught.value)
-
-
-def test_another_client_on_an_executor_is_told_with_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older client may report less than this one asks for, a newer one more."""
-    older = report(GOOD)
-    older["executor"] = ["h2", 7, "185", ["3.11.7", "4.3.0", "0.0.9", PLACE]]
-    newer = report(GOOD)
-    newer["executor"] = [*GOOD._replace(host="h3", installed=HAS._replace(client="7")), "more", "and more"]
-    with pytest.raises(ProducerdError) as caught:
-        check_of([report(GOOD), older, newer], monkeypatch)
-    lines = str(caught.value).splitlines()
-    driver = f"but {__version__} on the driver: install the driver's producerd wheel on every node"
-    assert lines[0].startswith(
-        f"PRODUCERD[VERSION_MISMATCH]: 1 of 3 executors, on h2: client 0.0.9 ({PLACE}), {driver}"
-    )
-    assert lines[1].startswith(f"PRODUCERD[VERSION_MISMATCH]: 1 of 3 executors, on h3: client 7 ({PLACE}), {driver}")
-    assert caught.value.code == Code.VERSION_MISMATCH
 
 
 @pytest.mark.parametrize(
@@ -539,38 +510,39 @@ def test_what_else_spark_raises_is_left_as_it_is() -> None:
 # -------------------------------------------------------------------------------------------------------------- as text
 
 
-def test_what_executors_have_in_common_is_told_once_and_what_differs_in_a_table() -> None:
-    other = GOOD._replace(host="host-2", daemon="producerd 2")
-    both = tuple(executor._replace(service="ready: so") for executor in (GOOD, other))
-    text = str(ClusterCheck("flights", HAS, both))
-    assert text == repr(ClusterCheck("flights", HAS, both))
-    assert text.splitlines() == [
-        "ready to write to stream flights: 2 executors on 2 hosts",
-        f"driver         Python 3.11.7, Spark 4.3.0, client {__version__} ({PLACE}), pyarrow 26.0.1, pandas 2.3.3",
-        "user           185",
-        "Python         3.11.7",
-        "Spark          4.3.0",
-        f"client         {__version__} ({PLACE})",
-        "pyarrow        26.0.1",
-        "pandas         2.3.3",
-        "socket         /run/producerd/producerd.sock",
-        "window         8 MiB, 64 frames",
-        "largest frame  1 MiB, 10,000 records",
-        "Kinesis        ready: so",
-        "",
-        "host    executor  daemon",
-        "h1      pid 7     producerd 1",
-        "host-2  pid 7     producerd 2",
-    ]
+READY = GOOD._replace(service="ready: so")
+UNSURE = GOOD._replace(host="h2", service="not verified: AccessDeniedException: no")
+QUEUE = GOOD._replace(
+    max_record_bytes=1 << 20,
+    queue_records=12,
+    queue_limit_records=1_000_000,
+    queue_bytes=2_048,
+    queue_limit_bytes=64 << 20,
+    last_error="AccessDenied",
+    service="ready: so",
+)
+SHOWN: dict[str, ClusterCheck] = {
+    "what two hosts have in common is told once, and what differs in a table": ClusterCheck(
+        "flights", HAS, (READY, READY._replace(host="host-2", daemon="producerd 2"))
+    ),
+    "a stream's queue and its last error": ClusterCheck("s", HAS, (QUEUE,)),
+    "the largest record of each host": ClusterCheck(
+        "s",
+        HAS,
+        tuple(
+            GOOD._replace(host=f"h{number}", max_record_bytes=size)
+            for number, size in enumerate((1 << 10, (1 << 20) - 1_024, 3 << 19, 10 << 20, 11 << 20))
+        ),
+    ),
+    "no stream, and a driver without libraries": ClusterCheck(None, HAS._replace(pyarrow=None, pandas=None), (GOOD,)),
+    "one daemon that could not ask is enough not to say ready": ClusterCheck("s", HAS, (READY, UNSURE)),
+}
 
 
-def test_a_streams_queue_and_its_last_error_are_shown() -> None:
-    executor = ExecutorCheck(*GOOD[:10], 1 << 20, 12, 1_000_000, 2_048, 64 << 20, "AccessDenied", "ready: so")
-    shown = str(ClusterCheck("s", HAS, (executor,)))
-    assert shown.startswith("ready to write to stream s, which has had errors: 1 executor on 1 host\n")
-    assert "queue           12 of 1,000,000 records, 2 KiB of 64 MiB" in shown.splitlines()
-    assert "last error      AccessDenied" in shown.splitlines()
-    assert "largest record  1 MiB" in shown.splitlines()
+def test_a_check_is_shown_as_text(snapshot: Snapshot) -> None:
+    texts = [f"# {what}\n{shown}\n" for what, shown in SHOWN.items()]
+    snapshot("cluster_checks", "\n".join(texts).replace(f"{__version__} ({PLACE})", f"VERSION ({PLACE})"))
+    assert [repr(shown) for shown in SHOWN.values()] == [str(shown) for shown in SHOWN.values()]
 
 
 def test_the_traffic_of_each_daemon_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,39 +552,6 @@ def test_the_traffic_of_each_daemon_is_counted_once(monkeypatch: pytest.MonkeyPa
     said = monthly([busy.traffic])
     assert said.startswith("1 records/s of 100 bytes until now are ")
     assert f"traffic        {said}" in str(told).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "shown"),
-    [
-        (1 << 10, "1 KiB"),
-        ((1 << 20) - 1_024, "1023 KiB"),
-        (3 << 19, "1.5 MiB"),
-        (10 << 20, "10 MiB, or not known yet"),
-        (11 << 20, "11 MiB"),
-    ],
-)
-def test_the_largest_record_is_shown_unless_it_is_any_stream_s(size_bytes: int, shown: str) -> None:
-    lines = str(ClusterCheck("s", HAS, (GOOD._replace(max_record_bytes=size_bytes),))).splitlines()
-    assert f"largest record  {shown}" in lines
-
-
-def test_a_library_that_is_missing_is_shown_as_missing() -> None:
-    _, driver, *_ = str(ClusterCheck(None, HAS._replace(pyarrow=None, pandas=None), (GOOD,))).splitlines()
-    software = f"Python 3.11.7, Spark 4.3.0, client {__version__} ({PLACE}), pyarrow missing, pandas missing"
-    assert driver == f"driver         {software}"
-
-
-def test_without_a_stream_it_says_that_kinesis_was_not_asked() -> None:
-    shown = str(ClusterCheck(None, HAS, (GOOD,)))
-    assert shown.startswith("every daemon answers; with stream= each asks Kinesis, too: 1 executor on 1 host\n")
-
-
-def test_one_daemon_that_could_not_ask_is_enough_not_to_say_ready() -> None:
-    unsure = GOOD._replace(host="h2", service="not verified: AccessDeniedException: no")
-    shown = str(ClusterCheck("s", HAS, (GOOD._replace(service="ready: so"), unsure)))
-    assert shown.startswith("every daemon answers, but whether it can write to stream s is not verified: 2 executors")
-    assert any(line.endswith("not verified: AccessDeniedException: no") for line in shown.splitlines())
 
 
 def test_the_html_is_escaped() -> None:
