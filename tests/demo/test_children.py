@@ -96,17 +96,6 @@ def test_a_child_that_was_being_started_when_a_signal_came_is_not_left(
     assert gone(*started)
 
 
-def test_lines_go_both_ways(children: Children) -> None:
-    with children:
-        child = children.start(
-            "echo", ["-c", "import sys\nfor line in sys.stdin: print('got', line, end='', flush=True)"]
-        )
-        assert child.poll_line(0) is None
-        child.tell("a")
-        child.tell("b")
-        assert [child.line(30), child.line(30)] == ["got a", "got b"]
-
-
 def test_a_child_that_ends_is_told_with_its_exit_code_and_the_end_of_its_log(children: Children) -> None:
     program = "import sys; print(*range(100), '\\tat a.java.frame', sep='\\n', file=sys.stderr); sys.exit(3)"
     with children, pytest.raises(ChildFailed, match="x ended with exit code 3") as caught:
@@ -127,17 +116,6 @@ def test_telling_a_child_that_has_ended_is_no_error_of_its_own(children: Childre
         child.tell("anybody?")
         with pytest.raises(ChildFailed, match="exit code 0"):
             child.line(30)
-
-
-def test_what_a_child_prints_after_taking_its_stdout_goes_to_the_log(children: Children) -> None:
-    program = (
-        "from producerd.demo.children import take_stdout as t; told = t(); print('noise'); print('said', file=told)"
-    )
-    with children:
-        child = children.start("x", ["-c", program])
-        assert child.line(30) == "said"
-        child.process.wait()
-        assert child.log.read_text() == "noise\n"
 
 
 def test_a_polite_stop_gives_the_exit_code(children: Children) -> None:

@@ -41,29 +41,32 @@ def entry(key: str, data: bytes) -> dict[str, Any]:
     return {"SequenceNumber": "1", "ApproximateArrivalTimestamp": 0, "PartitionKey": key, "Data": data}
 
 
-class TestCompare:
-    def test_the_same_records_in_any_order(self) -> None:
-        assert compare(EXPECTED, reversed(RECORDS)) == CLEAN
+FIRST, SECOND, TWIN, LAST = RECORDS
+STRANGERS: list[Record] = [("N9", b'{"a":1}'), ("N1", b'{"a":1 }'), ("N1", b"\xff")]
+COMPARED: dict[str, tuple[list[Record], Comparison]] = {
+    "the same records in any order": ([LAST, TWIN, SECOND, FIRST], CLEAN),
+    "a record is missing, though another one is the same": (
+        [FIRST, SECOND, LAST],
+        dataclasses.replace(CLEAN, delivered=3, missing=1, examples=('missing: N2 {"a":2}',)),
+    ),
+    "one copy more is a duplicate": ([*RECORDS, SECOND], dataclasses.replace(CLEAN, duplicates=1)),
+    "a duplicate does not make up for a missing record": (
+        [FIRST, FIRST, SECOND, TWIN],
+        dataclasses.replace(CLEAN, delivered=3, missing=1, duplicates=1, examples=('missing: - {"a":3}',)),
+    ),
+}
 
-    def test_a_lost_record_is_missing_also_where_it_should_be_there_twice(self) -> None:
-        found = compare(EXPECTED, [RECORDS[0], RECORDS[1], RECORDS[3]])
-        assert (found.delivered, found.missing, found.duplicates) == (3, 1, 0)
-        assert found.examples == ('missing: N2 {"a":2}',)
 
-    def test_one_copy_more_is_a_duplicate_and_nothing_else(self) -> None:
-        assert compare(EXPECTED, [*RECORDS, RECORDS[1]]) == dataclasses.replace(CLEAN, duplicates=1)
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_is_found_is_compared_as_a_multiset(name: str) -> None:
+    found, comparison = COMPARED[name]
+    assert compare(EXPECTED, found) == comparison
 
-    def test_a_duplicate_does_not_make_up_for_a_missing_record(self) -> None:
-        found = compare(EXPECTED, [RECORDS[0], RECORDS[0], RECORDS[1], RECORDS[2]])
-        assert (found.delivered, found.missing, found.duplicates) == (3, 1, 1)
 
-    @pytest.mark.parametrize("changed", [("N9", b'{"a":1}'), ("N1", b'{"a":1 }'), ("N1", b"\xff")])
-    def test_another_key_or_another_byte_is_a_stranger_and_the_record_is_missing(self, changed: Record) -> None:
-        found = compare(EXPECTED, [changed, *RECORDS[1:]])
-        assert (found.missing, found.strangers) == (1, 1)
-
-    def test_nothing_found(self) -> None:
-        assert (compare(EXPECTED, []).missing, compare(EXPECTED, []).delivered) == (4, 0)
+@pytest.mark.parametrize("changed", STRANGERS)
+def test_another_key_or_another_byte_is_a_stranger_and_the_record_is_missing(changed: Record) -> None:
+    found = compare(EXPECTED, [changed, *RECORDS[1:]])
+    assert (found.missing, found.strangers) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError, Refused
+from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError
 from producerd.wire import frames
 from spark_client import channel
-from spark_client.channel import Channel, Late, ask, dial, socket_paths
+from spark_client.channel import Channel, Late, dial, socket_paths
 from tests.spark_client.fake_daemon import (
     FakeDaemon,
     Session,
     close_with,
     expects,
     in_turn,
-    says,
     serve,
 )
 
@@ -255,41 +254,3 @@ def test_a_channel_waits_until_its_deadline_in_milliseconds(
             with pytest.raises(Late):
                 waiting.read(deadline)
     assert waits == [250.0, 0.0, 0.0]
-
-
-# ---- one question to a daemon
-
-
-def asked(daemon: FakeDaemon, *answers: frames.Message, seconds: float = 10) -> frames.Opened:
-    daemon.runs(in_turn(Session.welcome, expects(frames.Open), says(*answers), Session.await_end))
-    found, _ = dial(HELLO, [daemon.path], 5)
-    with contextlib.closing(found):
-        return ask(found, frames.Open(1, "s"), frames.Opened, seconds)
-
-
-def test_the_answer_to_a_question_is_found_behind_other_messages(daemon: FakeDaemon) -> None:
-    opened = frames.Opened(1, 1 << 20, 100)
-    assert asked(daemon, frames.Draining(5.0), opened) == opened
-
-
-def test_a_question_that_is_refused_is_its_code(daemon: FakeDaemon) -> None:
-    with pytest.raises(Refused, match=r"^no such stream$") as caught:
-        asked(daemon, frames.Refused(0, 1, Code.STREAM_NOT_FOUND, "no such stream"))
-    assert caught.value.code == Code.STREAM_NOT_FOUND
-
-
-@pytest.mark.parametrize(("code", "error"), [(Code.INTERNAL, ConnectionFailed), (Code.PROTOCOL, ProtocolError)])
-def test_a_daemon_that_closes_instead_of_answering_says_why(
-    daemon: FakeDaemon, code: str, error: type[ConnectionFailed]
-) -> None:
-    with pytest.raises(error) as caught:
-        asked(daemon, frames.Close(code, "a fault of ours"))
-    assert str(caught.value) == f"the daemon on host {HOST} closed the session: a fault of ours"
-    assert caught.value.code == code
-
-
-def test_a_daemon_that_does_not_answer_is_lost(daemon: FakeDaemon) -> None:
-    with pytest.raises(ConnectionFailed) as caught:
-        asked(daemon, seconds=0.05)
-    assert str(caught.value) == "the daemon greeted, and then had no answer to OPEN"
-    assert caught.value.code == Code.DAEMON_LOST

@@ -370,20 +370,6 @@ def test_a_flush_whose_time_passes_while_the_daemon_stops_gives_nothing_up(daemo
         assert future.result(10) is None
 
 
-def test_closing_ends_in_time_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
-    daemon.runs(ends(takes(1), Session.ignore))
-    client = client_of(daemon)
-    future = client.put("x")
-    with calling(lambda: client.put("y", timeout_seconds=60)) as errors:
-        until(lambda: daemon.outstanding == 2)
-        text = r"1 record is not acknowledged after 0\.2 s: another call of this client waits"
-        with pytest.raises(FlushTimeout, match=text):
-            client.close(0.2)
-    assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
-    with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
-        future.result(10)
-
-
 def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,12 +406,6 @@ def test_a_stream_that_is_refused_is_the_callers_error_alone(daemon: FakeDaemon,
 def test_without_a_daemon_one_line_says_where_it_was_looked_for(daemon: FakeDaemon) -> None:
     with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[DAEMON_ABSENT\]: no daemon to talk to on host .*nobody"):
         KinesisClient("s", socket=daemon.path + ".nobody", connect_timeout_seconds=0)
-
-
-def test_a_daemon_that_ends_the_session_says_why(daemon: FakeDaemon) -> None:
-    daemon.runs(close_with(Code.CONNECTION_LIMIT))
-    with pytest.raises(ConnectionFailed, match=r"^PRODUCERD\[CONNECTION_LIMIT\]: "):
-        client_of(daemon)
 
 
 @pytest.mark.parametrize("timeout_seconds", [None, 10], ids=["gathered", "put"])
@@ -505,14 +485,6 @@ def test_what_a_lost_daemon_had_is_sent_again_in_order_without_another_call(daem
         second = client.put_many([("5",), ("6",), ("7",), ("8",)])
         assert first.result(10) is second.result(10) is None
     assert data_of(daemon, 1) == [b"%d" % i for i in range(1, 9)]
-
-
-def test_a_daemon_that_breaks_the_protocol_fails_the_call(daemon: FakeDaemon) -> None:
-    daemon.runs(ends(takes(1), says(frames.Ack(1, 5, 5, 0, 0, 0))), serve)
-    with client_of(daemon) as client:
-        with pytest.raises(ConnectionFailed, match="ACK of 5 records for a frame of 1"):
-            client.put("x").result(10)
-        assert client.put("y").result(10) is None
 
 
 def test_a_stream_that_the_next_daemon_refuses_leaves_no_future_open(daemon: FakeDaemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import resource
@@ -347,42 +348,6 @@ def files(parameters: str) -> Any:
     return fs.S3FileSystem(**Place.of(f"s3://any/{parameters}").parameters, allow_bucket_creation=True)
 
 
-class Upload:
-    """A stream to S3, which may fail when it is written to."""
-
-    def __init__(self, fails: bool) -> None:
-        self._fails = fails
-        self.calls: list[object] = []
-
-    def write(self, content: Any) -> None:
-        self.calls.append(content[:])
-        if self._fails:
-            raise OSError("no right")
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-
-@pytest.mark.parametrize(("to", "path"), [("s3://b/a/p", "b/a/p/f"), ("s3://b", "b/f")])
-def test_an_upload_is_completed_only_if_all_of_it_was_taken(
-    to: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that failed is kept, as to let it go would complete it."""
-    kept: list[Any] = []
-    monkeypatch.setattr(diverting, "_FAILED_UPLOADS", kept)
-    good, bad = Upload(False), Upload(True)
-    with content_of(tmp_path / "content", b"rows") as source:
-        for upload in (good, bad):
-            files = SimpleNamespace(open_output_stream={path: upload}.get)
-            monkeypatch.setattr(Place, "_s3", lambda _, files=files: files)
-            if upload is good:
-                Place.of(to).copy(source.fileno(), "f")
-            else:
-                with pytest.raises(OSError, match="no right"):
-                    Place.of(to).copy(source.fileno(), "f")
-    assert (good.calls, bad.calls, kept) == ([b"rows", "close"], [b"rows"], [bad])
-
-
 @pytest.mark.parametrize(
     ("uri", "asked", "region"),
     [
@@ -408,7 +373,7 @@ def test_a_bucket_s_region_is_looked_up_unless_the_place_has_one_or_an_endpoint(
 
     def makes(**given: object) -> Any:
         made.append(given)
-        return SimpleNamespace(open_output_stream=lambda _: Upload(False))
+        return SimpleNamespace(open_output_stream=lambda _: io.BytesIO())
 
     monkeypatch.setattr("pyarrow.fs.S3FileSystem", makes)
     place = Place.of(uri)

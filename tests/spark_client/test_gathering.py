@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
 import time
 import weakref
@@ -225,19 +224,6 @@ def test_closing_ends_every_future_and_every_call(daemon: FakeDaemon) -> None:
     for future in (waiting, *gathered):
         with pytest.raises(ConnectionFailed, match="closed before the acknowledgement"):
             future.result(10)
-
-
-def test_in_a_child_process_put_is_refused(daemon: FakeDaemon) -> None:
-    with client_of(daemon) as client:
-        client.put("x").result(10)
-        child = os.fork()
-        if child == 0:
-            try:
-                client.put("y")
-            except ProducerdError:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 # ---- a future as any other

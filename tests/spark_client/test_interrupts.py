@@ -68,27 +68,19 @@ def run(context: Context, block: Any) -> None:
         block()
 
 
-def test_an_error_that_hides_an_interruption_cancels_the_job_and_the_interruption_is_raised() -> None:
-    context = Context()
+@pytest.mark.parametrize(
+    ("failures", "times"),
+    [(0, 1), (2, 3), (3, 3)],
+    ids=["at once", "where their connection is lost twice", "without effect where Spark has ended"],
+)
+def test_an_error_that_hides_an_interruption_cancels_the_job_and_the_interruption_is_raised(
+    failures: int, times: int
+) -> None:
+    context = Context(failures)
     with pytest.raises(KeyboardInterrupt):
         run(context, collect_as_pyspark_does)
-    assert context.calls == ["cancel", "remove"]
-    assert not context.tags
-
-
-def test_the_calls_are_made_again_where_their_connection_is_lost() -> None:
-    context = Context(failures=2)
-    with pytest.raises(KeyboardInterrupt):
-        run(context, collect_as_pyspark_does)
-    assert context.calls == ["cancel"] * 3 + ["remove"] * 3
-    assert not context.tags
-
-
-def test_a_spark_that_has_ended_hides_no_interruption() -> None:
-    context = Context(failures=3)
-    with pytest.raises(KeyboardInterrupt):
-        run(context, collect_as_pyspark_does)
-    assert context.calls == ["cancel"] * 3 + ["remove"] * 3
+    assert context.calls == ["cancel"] * times + ["remove"] * times
+    assert bool(context.tags) is (failures == 3)
 
 
 def test_a_job_that_fails_is_not_cancelled_also_while_an_earlier_interruption_is_handled() -> None:

@@ -69,17 +69,6 @@ class MakesPlace:
             session.settle_arrived()
 
 
-# ---- a table that is full when a client connects
-
-
-@pytest.mark.parametrize("code", [Code.CONNECTION_LIMIT, Code.TABLE_FULL])
-def test_a_client_that_meets_a_full_table_waits_for_a_place(daemon: FakeDaemon, code: str) -> None:
-    daemon.runs(close_with(code), close_with(code), serve)
-    with connect(daemon) as session:
-        store(session, b"a")
-    assert data_of(daemon) == [b"a"]
-
-
 # ---- an idle client that makes place
 
 
@@ -126,14 +115,6 @@ def test_a_client_that_gives_up_while_it_comes_back_stays_ended(daemon: FakeDaem
         with pytest.raises(ConnectionFailed, match="is gone: every record that was sent is acknowledged"):
             store(connection, b"b")
     assert len(daemon.sessions) == 2
-
-
-def test_a_reserve_that_crossed_the_close_is_repeated(daemon: FakeDaemon) -> None:
-    daemon.runs(full_at_reserve, full_at_reserve, serve)
-    with connect(daemon) as session:
-        store(session, b"a")
-    assert data_of(daemon) == [b"a"]
-    assert session.tally.taken == 1
 
 
 def test_a_dry_run_ends_with_its_session_as_its_figures_do(daemon: FakeDaemon) -> None:
@@ -226,8 +207,9 @@ def test_the_time_asleep_is_no_time_without_a_place(daemon: FakeDaemon) -> None:
         first.tell(session)
         assert session.sleeps
         time.sleep(0.3)
-        store(session, b"b")
+        store(session, b"b")  # its first RESERVE crosses the close
     assert data_of(daemon) == [b"a", b"b"]
+    assert session.tally.taken == 2
 
 
 def test_a_place_that_was_found_ends_the_time_without_one(daemon: FakeDaemon) -> None:

@@ -12,7 +12,7 @@ from producerd.errors import Code, Outcome, RowFailure
 from producerd.wire.columns import lay_out
 from producerd.wire.frames import Ack, RowCode
 from spark_client.tally import Tally
-from tests.wire.messages import bits
+from tests.spark_client.fake_daemon import ack_of
 
 INVALID = RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
 ONE = lay_out([b"k"], [b"x"])
@@ -21,15 +21,7 @@ ONE = lay_out([b"k"], [b"x"])
 def settle(tally: Tally, *codes: RowCode, first: int = 0) -> Sequence[int]:
     """Settle a frame in which every row failed, and nothing is sent again."""
     records = len(codes)
-    kinds = tuple(dict.fromkeys(codes))
-    places = b"".join(kinds.index(code).to_bytes(2, "little") for code in codes)
-    ends = [code.outcome for code in codes]
-    not_stored, unknown, returned = (ends.count(end) for end in Outcome if end != Outcome.STORED)
-    bitmap = ((1 << records) - 1).to_bytes((records + 7) // 8, "little")
-    judged = bits([kind.judged for kind in kinds])
-    ack = Ack(
-        *(1, records, 0, not_stored, unknown, returned), bitmap=bitmap, code_rows=places, codes=kinds, judged=judged
-    )
+    ack = ack_of(1, records, dict(enumerate(codes)))
     return tally.settle(ack, range(first, first + records), "s", lay_out([b"k"] * records, [b"x"] * records))
 
 

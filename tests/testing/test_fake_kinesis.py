@@ -71,18 +71,6 @@ def test_boto3_makes_writes_reshards_reads_and_deletes_a_stream() -> None:
     assert kinesis.streams == {}
 
 
-def test_boto3_pages_through_the_shards() -> None:
-    """By hand: botocore's paginator sends StreamName with NextToken, which Kinesis and the fake refuse."""
-    kinesis, _ = service(shards=25)
-    with serve_in_thread(kinesis) as server, client_of(server) as client:
-        pages = [client.list_shards(StreamName="s", MaxResults=10)]
-        while token := pages[-1].get("NextToken"):
-            pages.append(client.list_shards(NextToken=token, MaxResults=10))
-        with pytest.raises(client.exceptions.InvalidArgumentException, match="cannot be provided together"):
-            list(client.get_paginator("list_shards").paginate(StreamName="s", MaxResults=10))
-    assert [len(page["Shards"]) for page in pages] == [10, 10, 5]
-
-
 def test_errors_reach_boto3_as_their_classes() -> None:
     kinesis, _ = service()
     kinesis.denied.add("ListShards")
