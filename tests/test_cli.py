@@ -141,12 +141,25 @@ WARNS = [
 ]
 
 
+SETS = [
+    "region=eu-west-1",
+    "endpoint_url=https://vpce-1.kinesis.eu-west-1.vpce.amazonaws.com",
+    "allowed_uids=9,7",
+    "metrics_listen=",
+    "streams_allowed=listed",
+    "streams.a.queue_limit=5000",
+    "socket=/s",
+    "socket_mode=0600",
+]
+
+
 def test_check_shows_in_words_what_the_settings_mean(run: Run, tmp_path: Path, snapshot: Snapshot) -> None:
     (tmp_path / "p.toml").write_text(OF_A_STREAM)
     file, place = ("-c", str(tmp_path / "p.toml")), ("--set=socket=/run/x.sock", "--memory-limit=2GiB")
     shown = [run("check", *file, *place, PRODUCERD_QUEUE_LIMIT="2000")]
     shown += [run("check", *place, *(f"--set={one}" for one in WARNS))]
-    assert [(done.returncode, done.stderr) for done in shown] == [(0, "")] * 2
+    shown += [run("check", "--memory-limit=2GiB", *(f"--set={one}" for one in SETS))]
+    assert [(done.returncode, done.stderr) for done in shown] == [(0, "")] * 3
     assert "kept-quiet" not in shown[0].stdout
     snapshot("check", "\n".join(done.stdout for done in shown))
 

@@ -82,7 +82,9 @@ def test_the_terms_of_the_glossary_stand_in_order_and_each_once() -> None:
     assert terms == sorted(set(terms))
 
 
-@pytest.mark.parametrize("document", ["README.md", *(f"docs/use/{name}.md" for name in ("platforms", "spark"))])
+@pytest.mark.parametrize(
+    "document", ["README.md", *(f"docs/use/{name}.md" for name in ("migrating", "platforms", "spark"))]
+)
 def test_every_example_in_python_compiles(document: str) -> None:
     examples = re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert examples
