@@ -134,6 +134,14 @@ def test_failed_rows_are_named_by_their_number_in_the_partition(daemon: FakeDaem
     assert (connection.tally.records, connection.tally.stored) == (15, 9)
 
 
+def test_rows_of_a_batch_that_is_cut_keep_the_numbers_that_they_are_given(daemon: FakeDaemon) -> None:
+    daemon.runs(lasts(stores(), takes(1), fails(1, {0: INVALID}), max_frame_records=2))
+    with connect(daemon) as connection:
+        connection.put_batch("s", plain(3), rows=[5, 7, 9])
+        connection.flush(10)
+    assert connection.tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 1, False, (9,), "s", True),)
+
+
 @pytest.mark.parametrize(
     ("timeout_seconds", "together", "left"),
     [(5, {}, [5, 5, 5]), (5, {"together": True}, [5.0, 2.0, 0.0]), (None, {"together": True}, [None] * 3)],
