@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.daemon import DaemonProcess, daemon
-from tests.spark.service import Kinesis, fake_kinesis, wait_until_left_alone
+from tests.daemon import DaemonProcess, daemon, until
+from tests.spark.service import Kinesis, fake_kinesis, own_daemons, wait_until_left_alone
+
+MOST_PEX_BYTES = 110_000_000
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,18 @@ def running(kinesis: Kinesis, one_daemon: DaemonProcess) -> Iterator[DaemonProce
     yield one_daemon
     kinesis.recover()
     wait_until_left_alone(one_daemon)
+
+
+@pytest.fixture(scope="module")
+def none_is_left(one_kinesis: Kinesis) -> Iterator[None]:
+    """Wait until the daemons that tasks have started have ended with Spark."""
+    yield
+    until(lambda: not own_daemons(one_kinesis), "no daemon is left", 5)
+
+
+@pytest.fixture(scope="session")
+def pex(dist_with_pex: Path) -> Path:
+    """The one of `./dev build` for this machine."""
+    (made,) = dist_with_pex.glob("producerd-*.pex")
+    assert made.stat().st_size <= MOST_PEX_BYTES
+    return made

@@ -84,7 +84,22 @@ def own_settings(kinesis: Kinesis, **more: Any) -> dict[str, Any]:
     Its arguments have the service's URL, which Python ignores there, so that `own_daemons` finds it.
     """
     command = f"{SERVICE_PYTHON} -I -X {kinesis.url} -m producerd"
-    return {"region": "us-east-1", "endpoint_url": kinesis.url, "command": command, **more}
+    return {**plain_settings(kinesis), "command": command, **more}
+
+
+def plain_settings(kinesis: Kinesis) -> dict[str, Any]:
+    """Settings of a daemon that tasks start with the code that they find on their executor."""
+    return {"region": "us-east-1", "endpoint_url": kinesis.url}
+
+
+def commands_of(result: Any) -> list[str]:
+    """The command lines of the daemons that a batch's tasks have started, and that are still there."""
+    return [found.command for found in processes() if found.pid in result["daemons"]]
+
+
+def assert_all_stored(result: Any, kinesis: Kinesis, stream: str, rows: int) -> None:
+    assert result.get("records") == rows, result
+    assert kinesis.ids(stream) == Counter(range(rows))
 
 
 def own_daemons(kinesis: Kinesis) -> list[Process]:

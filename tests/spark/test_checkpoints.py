@@ -35,24 +35,6 @@ def test_a_batch_whose_commit_is_lost_is_written_again_and_no_other(
 
 
 @pytest.mark.slow
-def test_a_batch_is_repeated_whole_where_it_is_cut_into_other_partitions(
-    spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
-) -> None:
-    """What was stored of a batch is known by its content alone: not by the numbers of its partitions and rows."""
-    given, stream = Input(tmp_path, files=8, rows_a_file=50), kinesis.stream()
-    options: dict[str, Any] = {"stream": stream, "socket": str(running.socket)}
-    before = query(spark, **given.query(8), **options)
-    given.forget_commit(0)
-    spark.conf.set("spark.sql.files.minPartitionNum", "4")
-    try:
-        after = query(spark, **given.query(8), **options)
-    finally:
-        spark.conf.unset("spark.sql.files.minPartitionNum")
-    assert len(before["batches"][0]) < len(after["batches"][0]), "the partitions should differ"
-    assert kinesis.ids(stream) == Counter([*range(given.rows), *range(given.rows)])
-
-
-@pytest.mark.slow
 def test_a_query_whose_driver_is_killed_at_any_time_loses_nothing(
     kinesis: Kinesis, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -15,7 +15,15 @@ from tests.daemon import DaemonProcess, daemon, until
 from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import connect_server
 from tests.spark.queries import Input
-from tests.spark.service import Kinesis, counted, own_settings, wait_until_left_alone
+from tests.spark.service import (
+    Kinesis,
+    assert_all_stored,
+    commands_of,
+    counted,
+    own_settings,
+    plain_settings,
+    wait_until_left_alone,
+)
 
 pytestmark = [
     pytest.mark.spark,
@@ -52,6 +60,17 @@ def test_tasks_of_spark_connect_start_their_daemon(client: Driver, kinesis: Kine
     assert result.get("records") == rows, result
     assert len(result["daemons"]) == 1, "the daemon of the server's JVM"
     assert kinesis.ids(stream) == Counter(range(rows))
+
+
+@pytest.mark.promise("executors-lack-daemon")
+def test_an_artifact_of_spark_connect_has_the_daemon_that_tasks_start(
+    client: Driver, kinesis: Kinesis, pex: Path
+) -> None:
+    stream, rows = kinesis.stream(), 200
+    assert client.ask("add_artifact", path=str(pex)) == {}
+    result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=plain_settings(kinesis))
+    assert_all_stored(result, kinesis, stream, rows)
+    assert "/.producerd-pex/" in commands_of(result)[0]
 
 
 def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twice(

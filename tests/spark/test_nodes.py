@@ -13,9 +13,9 @@ from producerd.errors import Code
 from tests.daemon import DaemonProcess, daemon, directory, until
 from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import cluster
-from tests.spark.service import Kinesis, counted, wait_until_left_alone
+from tests.spark.service import Kinesis, assert_all_stored, counted, own_settings, wait_until_left_alone
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("none_is_left")]
 CONF = {
     # One core of each node for each driver, which begins when it has both.
     "spark.executor.cores": "1",
@@ -79,6 +79,18 @@ def test_a_node_without_a_daemon_is_named_in_one_line(plain: Driver, kinesis: Ki
     assert f"({sockets[1]}: No such file or directory)" in result["error"]
     assert str(sockets[0]) not in result["error"]
     assert "\n" not in result["error"]
+
+
+@pytest.mark.promise("writer-settings-count")
+def test_a_writer_s_settings_count_more_than_the_nodes_daemons(
+    plain: Driver, kinesis: Kinesis, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The nodes name daemons that are not there."""
+    stream, rows = kinesis.stream(), 400
+    result = plain.ask("write", rows=rows, partitions=8, stream=stream, daemon=own_settings(kinesis))
+    assert_all_stored(result, kinesis, stream, rows)
+    logs = [*tmp_path_factory.getbasetemp().glob("cluster*/work-*/app-*/*/producerd-*.log")]
+    assert len(logs) == len(result["daemons"]) == 2, "each next to its executor's stderr"
 
 
 def test_where_speculation_is_allowed_what_both_copies_of_a_task_sent_is_stored_twice(

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from producerd.ctl.daemon import AdminClient
-from tests.daemon import until
 from tests.spark.drivers import Driver, driver
-from tests.spark.nodes import cluster
 from tests.spark.service import Kinesis, own_daemons, own_settings
 
-pytestmark = pytest.mark.spark
-END_SECONDS = 5.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def none_is_left(one_kinesis: Kinesis) -> Iterator[None]:
-    yield
-    until(lambda: not own_daemons(one_kinesis), "no daemon is left", END_SECONDS)
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("none_is_left")]
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +36,6 @@ def test_the_check_starts_it_and_says_what_its_memory_asks_of_spark(local: Drive
     assert "384 MiB of it for the daemon" in shown
 
 
-def test_wrong_settings_are_one_error_on_the_driver(local: Driver, kinesis: Kinesis) -> None:
-    wrong = {"regoin": "x", "queue_limit": 0}
-    result = local.ask("write", rows=1, partitions=1, stream=kinesis.stream(), daemon=wrong)
-    assert result.get("kind") == "ConfigurationError"
-    assert (
-        "daemon.regoin: is not a setting of the daemon; did you mean region?; daemon.queue_limit=0: " in result["error"]
-    )
-
-
 def test_the_data_source_takes_them_as_options(local: Driver, kinesis: Kinesis) -> None:
     if int(local.version.split(".")[0]) < 4:
         pytest.skip('format("producerd") needs Spark 4')
@@ -68,20 +49,3 @@ def test_the_data_source_takes_them_as_options(local: Driver, kinesis: Kinesis) 
     ]
     kinds = [AdminClient(f"{folder}/producerd.admin.sock").get("/dump")["settings"] for folder in sockets]
     assert any('aggregation = "kpl"' in line for settings in kinds for line in settings)
-
-
-@pytest.mark.promise("writer-settings-count")
-@pytest.mark.slow
-def test_a_writer_s_settings_count_more_than_the_nodes_daemons(
-    kinesis: Kinesis, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Two nodes of a standalone cluster name daemons that are not there."""
-    stream = kinesis.stream()
-    conf = {"spark.executor.cores": "1", "spark.cores.max": "2", "spark.executor.memory": "512m"}
-    absent = [tmp_path / "1.sock", tmp_path / "2.sock"]
-    with cluster(tmp_path_factory.mktemp("c"), absent) as master, driver(tmp_path, master, conf) as spark:
-        result = spark.ask("write", rows=400, partitions=8, stream=stream, daemon=own_settings(kinesis))
-        assert result.get("records") == 400, result
-        assert kinesis.ids(stream) == Counter(range(400))
-        logs = [*tmp_path.parent.rglob("work-*/app-*/*/producerd-*.log")]
-        assert len(logs) == len(result["daemons"]), "each next to its executor's stderr"
