@@ -20,10 +20,10 @@ from tools import ROOT
 FLOOD: Final = "flood of RESERVE and CANCEL"
 SHORT_RUNS: Final = {
     "latency": ["--puts", "100"],
-    "daemon": ["--records", "4000", "--repeat", "1", "--only", "100,kpl,2"],
+    "daemon": ["--records", "1000", "--repeat", "1", "--only", "100,kpl,2"],
     "memory": ["--queue-limit-bytes", "4 MiB", "--rounds", "1", "--record-bytes", "1024", "--only", "stuck"],
-    "profile": ["--records", "100000", "--only", "100,kpl"],
-    "rivals": ["--bytes", "100", "--records", "2000", "--repeat", "1", "--only", "producerd", "naive-daemon"],
+    "profile": ["--records", "20000", "--only", "100,kpl"],
+    "rivals": ["--bytes", "100", "--records", "500", "--repeat", "1", "--only", "naive-daemon"],
 }
 
 

@@ -82,11 +82,13 @@ def test_every_flight_arrives_and_nothing_is_left(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_the_tasks_may_start_the_daemon(demo: Demo) -> None:
+def test_the_tasks_may_start_the_daemon_and_what_was_read_back_decides(demo: Demo) -> None:
+    """And not the counters: of the records that are read back one is changed."""
     own = f"producerd-{os.geteuid()}-*"  # other tests make folders of other names meanwhile
     before = {*Path("/tmp").glob(own)}
-    code, lines = demo.run("--records", "3000", "--no-daemon")
-    assert (code, lines[-1][:46]) == (0, "delivered 3000 of 3000 records, 0 missing, 0 d"), "\n".join(lines)
+    code, lines = demo.run("--records", "2000", "--no-daemon", "--break", "corrupt")
+    last = "delivered 1999 of 2000 records, 1 missing, 0 duplicates"
+    assert (code, lines[-1]) == (1, last), "\n".join(lines)
     assert not demo.left()
     assert {*Path("/tmp").glob(own)} <= before
 
@@ -106,13 +108,6 @@ def test_an_interrupted_demo_leaves_nothing_running_and_nothing_on_disk(demo: De
     assert process.returncode == 128 + stop, rest
     assert "Traceback" not in rest
     assert not demo.left()
-
-
-@pytest.mark.slow
-def test_what_was_read_back_decides_and_not_the_counters(demo: Demo) -> None:
-    code, lines = demo.run("--records", "2000", "--break", "corrupt")
-    last = "delivered 1999 of 2000 records, 1 missing, 0 duplicates"
-    assert (code, lines[-1]) == (1, last), "\n".join(lines)
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ def test_the_files_together_hold_each_of_the_first_rows_once(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_all_flights_are_there_and_some_have_no_tail_number(tmp_path: Path) -> None:
     flights.write_files(tmp_path, ALL_ROWS, 2)
-    expected = flights.expected(tmp_path)
-    assert expected.total() == len(expected) == 336_776
-    assert sum(1 for key, _ in expected if key == flights.SPREAD_KEY) == 2_512
-    assert len({key for key, _ in expected}) == 4_044
+    lines = [line for path in tmp_path.iterdir() for line in path.read_text().splitlines()[1:]]
+    keys = Counter(line.split(",")[flights.COLUMNS.index(flights.KEY)] for line in lines)
+    assert len(lines) == len(set(lines)) == 336_776
+    assert (keys[flights.MISSING], len(keys)) == (2_512, 4_044)
 
 
 def test_an_expected_record_is_the_row_without_its_nulls(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_expected_record_is_the_row_without_its_nulls(tmp_path: Path) -> None
 def test_spark_writes_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql import functions as f
 
-    flights.write_files(tmp_path, 50_000, 3)
+    flights.write_files(tmp_path, 10_000, 3)
     rows = spark.read.csv(str(tmp_path), schema=SCHEMA, header=True, nullValue=flights.MISSING)
     by_spark = Counter(
         (row[0] if row[0] is not None else flights.SPREAD_KEY, row[1].encode())
