@@ -22,6 +22,7 @@ from spark_client.results import (
     BatchResult,
     DaemonFigures,
     PartitionResult,
+    SkippedRow,
     as_line,
     error_in,
     marked,
@@ -104,7 +105,6 @@ def batch(*tasks: PartitionResult, batch_id: int | None = None) -> BatchResult:
     return merge(batch_id, "s", tasks, skip_bad_records=True)
 
 
-MAYBE_STORED = INVALID._replace(maybe_stored=True, rows=(0,))
 SHOWN = {
     "one task": batch(result()),
     "two tasks of a batch": batch(result(0)._replace(retries=2, resent=3), result(1), batch_id=7),
@@ -114,12 +114,8 @@ SHOWN = {
         result(1)._replace(daemon=LATER._replace(host="<h2>"), diverted="file:///b"),
         batch_id=7,
     ),
-    "the first 20 of skipped rows and of files": batch(
-        result(0, MAYBE_STORED, INVALID._replace(records=20, rows=tuple(range(1, 21)))),
-        *(result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)),
-    ),
     "tasks that were held": held(3),
-    "a dry run of 29 streams and of six kinds of bad rows": dry_run(29),
+    "a dry run of 5 streams and of six kinds of bad rows": dry_run(5),
     "a dry run of no rows": merge(None, "s", [], skip_bad_records=True, dry_run=True),
 }
 
@@ -134,6 +130,19 @@ def test_a_result_is_shown_as_a_line_a_prompt_and_a_table(snapshot: Snapshot) ->
         for what, shown in SHOWN.items()
     ]
     snapshot("batch_results", "\n".join(texts))
+
+
+def test_a_table_has_the_first_20_of_skipped_rows_files_and_streams() -> None:
+    maybe_stored = INVALID._replace(maybe_stored=True, rows=(0,))
+    bad = INVALID._replace(records=20, rows=tuple(range(1, 21)))
+    many = batch(result(0, maybe_stored, bad), *(result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)))
+    assert many.skipped_rows == tuple(SkippedRow(0, row, Code.RECORD_INVALID, row == 0) for row in range(20))
+    table = html_of(many)
+    assert "<td>0:0 RECORD_INVALID (maybe stored)</td>" in table
+    assert table.count("<th>skipped row</th>") == table.count("<th>diverted to</th>") == 20
+    table = html_of(dry_run(22))
+    assert table.count("<th>stream</th>") == 20
+    assert "<th>more streams</th><td>2</td>" in table
 
 
 @pytest.mark.promise("client-asks-waits-why")
