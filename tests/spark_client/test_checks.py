@@ -413,7 +413,8 @@ def test_executors_are_told_apart_by_host_and_jvm(monkeypatch: pytest.MonkeyPatc
 MISSING = Problem(Code.ARROW_MISSING, "pyarrow cannot be used")
 OLDER, NEWER = report(GOOD), report(GOOD)
 OLDER["executor"] = ["h2", 7, "185", ["3.11.7", "4.3.0", "0.0.9", PLACE]]
-NEWER["executor"] = [*GOOD._replace(host="h3", installed=HAS._replace(client="7")), "more", "and more"]
+NEWER["executor"] = [*GOOD._replace(host="h3"), "more", "and more"]
+NEWER["executor"][3] = [*HAS._replace(client="7"), "a version more"]
 DRIVER: dict[str, list[Any]] = {
     "the worst problem comes first, and each names its hosts": [
         report(GOOD),
