@@ -523,7 +523,7 @@ QUEUE = GOOD._replace(
     service="ready: so",
 )
 SHOWN: dict[str, ClusterCheck] = {
-    "what two hosts have in common is told once, and what differs in a table": ClusterCheck(
+    "what two hosts have in common stands once, and what differs in a table": ClusterCheck(
         "flights", HAS, (READY, READY._replace(host="host-2", daemon="producerd 2"))
     ),
     "a stream's queue and its last error": ClusterCheck("s", HAS, (QUEUE,)),
