@@ -12,6 +12,7 @@ import tempfile
 import threading
 import tracemalloc
 import uuid
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -346,6 +347,26 @@ def files(parameters: str) -> Any:
     from pyarrow import fs
 
     return fs.S3FileSystem(**Place.of(f"s3://any/{parameters}").parameters, allow_bucket_creation=True)
+
+
+class FailingUpload(io.BytesIO):
+    """A stream to S3 that may not be written to."""
+
+    def write(self, content: Any) -> int:
+        raise OSError("no right")
+
+
+def test_an_upload_that_failed_is_neither_closed_nor_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either would complete it."""
+    uploads = {"b/f": FailingUpload()}
+    failed = weakref.ref(uploads["b/f"])
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **_: SimpleNamespace(open_output_stream=uploads.pop))
+    with content_of(tmp_path / "content", b"rows") as source, pytest.raises(OSError, match="no right"):
+        Place.of("s3://b?region=r").copy(source.fileno(), "f")
+    gc.collect()
+    kept = failed()
+    assert kept is not None
+    assert not kept.closed
 
 
 @pytest.mark.parametrize(
