@@ -62,17 +62,6 @@ def test_tasks_of_spark_connect_start_their_daemon(client: Driver, kinesis: Kine
     assert kinesis.ids(stream) == Counter(range(rows))
 
 
-@pytest.mark.promise("executors-lack-daemon")
-def test_an_artifact_of_spark_connect_has_the_daemon_that_tasks_start(
-    client: Driver, kinesis: Kinesis, pex: Path
-) -> None:
-    stream, rows = kinesis.stream(), 200
-    assert client.ask("add_artifact", path=str(pex)) == {}
-    result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=plain_settings(kinesis))
-    assert_all_stored(result, kinesis, stream, rows)
-    assert "/.producerd-pex/" in commands_of(result)[0]
-
-
 def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twice(
     client: Driver, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -122,3 +111,14 @@ def test_a_batch_that_a_client_of_spark_connect_interrupts_ends_on_the_server(cl
         kinesis.recover()
         wait_until_left_alone(running)
         assert client.ask("write", rows=10, **order).get("records") == 10
+
+
+@pytest.mark.promise("executors-lack-daemon")
+def test_an_artifact_of_spark_connect_has_the_daemon_that_tasks_start(
+    client: Driver, kinesis: Kinesis, pex: Path
+) -> None:
+    stream, rows = kinesis.stream(), 200
+    assert client.ask("add_artifact", path=str(pex)) == {}
+    result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=plain_settings(kinesis))
+    assert_all_stored(result, kinesis, stream, rows)
+    assert "/.producerd-pex/" in commands_of(result)[0]

@@ -89,7 +89,7 @@ def test_a_writer_s_settings_count_more_than_the_nodes_daemons(
     stream, rows = kinesis.stream(), 400
     result = plain.ask("write", rows=rows, partitions=8, stream=stream, daemon=own_settings(kinesis))
     assert_all_stored(result, kinesis, stream, rows)
-    logs = [*tmp_path_factory.getbasetemp().glob("cluster*/work-*/app-*/*/producerd-*.log")]
+    logs = [*tmp_path_factory.getbasetemp().glob("cluster[0-9]*/work-*/app-*/*/producerd-*.log")]
     assert len(logs) == len(result["daemons"]) == 2, "each next to its executor's stderr"
 
 
