@@ -16,7 +16,7 @@ pytestmark = pytest.mark.law("Dispatcher", "AdmissionGate")
 
 
 class TurnCaller(GateCaller):
-    """A caller that keeps the frames of which it was told."""
+    """A caller that keeps the frames that are acknowledged to it."""
 
     def __init__(self, gate: AdmissionGate) -> None:
         super().__init__(gate)

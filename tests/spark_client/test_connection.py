@@ -516,6 +516,7 @@ ENDS = {
 }
 
 
+@pytest.mark.promise("daemons-die-sent-fed")
 @pytest.mark.parametrize("name", ENDS)
 def test_what_ends_a_session_is_an_error_that_says_so(daemon: FakeDaemon, name: str) -> None:
     case = ENDS[name]
@@ -579,20 +580,6 @@ def test_a_daemon_that_does_not_come_back_is_lost(daemon: FakeDaemon, caplog: py
     assert str(caught.value).startswith(f"{gone}; no daemon to talk to on host {HOST} within 0.2 s (")
     assert caught.value.code == Code.DAEMON_LOST
     assert caplog.messages == [f"{gone}; looking for it for 0.2 s"]
-
-
-@pytest.mark.promise("daemons-die-sent-fed")
-@pytest.mark.parametrize("has_progressed", [False, True])
-def test_a_client_gives_up_after_so_many_daemons_and_no_sooner(daemon: FakeDaemon, has_progressed: bool) -> None:
-    """Those before the last acknowledgement do not count."""
-    daemon.runs(*[dies, ends(stores(), takes(1))] * has_progressed, dies)
-    with lasting(daemon) as connection:
-        for _ in range(1 + has_progressed):
-            connection.put("s", rows(1))
-        with pytest.raises(ConnectionFailed, match=r"; 5 daemons in a row ended before any acknowledgement$") as caught:
-            connection.flush(10)
-    assert caught.value.code == Code.DAEMON_LOST
-    assert len(daemon.sessions) == (7 if has_progressed else 6)
 
 
 def test_streams_that_the_next_daemon_has_not_opened_are_still_to_be_opened(daemon: FakeDaemon) -> None:
