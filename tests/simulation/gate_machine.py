@@ -171,6 +171,8 @@ class GateMachine(RuleBasedStateMachine):
         waits = any(caller.open for caller in self.callers)
         assert gate.wants_room() == (waits and (bool(turn) or not self.bodies()))
         assert gate.blocked_callers == self.blocked()
+        assert {*gate.withholding} == {caller for caller in self.callers if caller.is_full}, "nothing is kept of others"
+        assert {*gate.users} == {caller.uid for caller in self.callers}
         assert isclose(gate.active_seconds(self.now), self.active_seconds, abs_tol=1e-9)
 
     # ---- what happens
