@@ -350,3 +350,12 @@ def test_while_no_other_user_waits_frames_larger_than_the_quarter_follow_each_ot
         caller.take(30_000)
         assert caller.grants[-1] == number
         caller.settle()
+
+
+def test_where_there_is_only_one_user_larger_frames_keep_their_order() -> None:
+    gate = make_gate(limit_bytes=80_000)
+    first, second, third = [GateCaller(gate, uid=1) for _ in range(3)]
+    for caller in (first, second, third):
+        caller.ask(30_000)
+    first.receive()
+    assert (second.grants, third.grants) == ([1], [])
