@@ -113,6 +113,12 @@ def test_both_twins_write_rows_of_every_length_around_what_a_length_takes(aggreg
         )
 
 
+def test_both_twins_give_each_aggregate_the_keys_that_earlier_ones_have_too() -> None:
+    made = pieces_of([(b"a key of many characters %d" % (row % 40), b"data", None) for row in range(2_000)])
+    rules = make_rules(aggregate=True, aggregate_max_bytes=5_000, request_max_bytes=ROOMY).entries
+    assert len(by_both(made, rules).ends) > 4
+
+
 def test_both_twins_write_keys_of_every_length_in_cbor() -> None:
     """A key has 256 characters, each of up to 4 bytes."""
     keys = pieces_of([(b"k" * length, b"d", None) for length in range(1_025)])
