@@ -57,7 +57,6 @@ pytestmark = pytest.mark.law("Row", "Lane", "RetryPolicy")
 
 SHARD_LIMIT = RequestFailed(THROTTLED, "slow down", maybe_stored=False)
 SERVICE_FAULT = RequestFailed("InternalFailure", "500", maybe_stored=True)
-OUR_OWN_FAULT = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", maybe_stored=False)
 TTL = 20.0
 
 

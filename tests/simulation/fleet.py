@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from itertools import count
 from random import Random
@@ -20,26 +19,8 @@ from producerd.core.sending.answers import Answer, parse_answer
 from producerd.core.sending.requests import Request
 from producerd.testing import FakeKinesis
 from producerd.wire.columns import Columns
+from tests.simulation.events import Events
 from tests.simulation.setting import ADDRESS, STREAM, make_body
-
-
-class Events:
-    """A clock, and what will happen."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
-
-    def run(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self._events and self._events[0][0] <= until:
-            self.now, _, action = heapq.heappop(self._events)
-            action()
-        self.now = until
 
 
 class Service(Events):

@@ -27,6 +27,7 @@ from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis
 from tests.simulation.callers import Session
 from tests.simulation.consumer import Consumer
+from tests.simulation.events import Events
 from tests.simulation.laws import LawBroken, Laws, laws_named
 from tests.simulation.setting import ADDRESS, STREAM, make_rules
 from tests.simulation.shard_watch import ShardWatch, error_of
@@ -37,7 +38,7 @@ WORKER_SECONDS: Final = 0.002
 """The most that a worker thread takes for a job or a request."""
 
 
-class Simulation:
+class Simulation(Events):
     """One stream.  ``workers``: how many jobs or requests are sorted or encoded at a time."""
 
     def __init__(
@@ -52,8 +53,8 @@ class Simulation:
         max_frame_bytes: int = 1 << 20,
         max_record_kib: int = 1024,
     ) -> None:
+        super().__init__()
         self.random = Random(seed)
-        self.now = 1_000.0
         self.kinesis = FakeKinesis(seed)
         self.stream = self.kinesis.create_stream(STREAM, shards, max_record_kib, now=self.now)
         self.consumer = Consumer()
@@ -79,8 +80,6 @@ class Simulation:
         self.gave_up = False
         self._workers = workers
         self._busy = 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
         self._jobs: list[Job] = []  # that hold memory
         self._open_calls: dict[Request, None] = {}
         self._sent_rows: dict[Request, list[list[tuple[bytes, int]]]] = {}
@@ -92,9 +91,6 @@ class Simulation:
         session = Session(self, **options)
         self.sessions.append(session)
         return session
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
 
     def run(self, seconds: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Let that much time pass, or less: until something stops it.
