@@ -101,6 +101,23 @@ def test_where_a_proxy_refuses_all_rows_wait_without_an_end_and_none_is_lost(agg
     assert all(frame.tallies[Outcome.STORED] == 25 for frame in frames)
 
 
+@pytest.mark.promise("proxy-refuses-rows-wait")
+def test_what_was_sent_before_a_proxy_refused_a_row_does_not_end_it_by_passing_later() -> None:
+    desk = Desk()
+    desk.queue([good(1)])
+    slow = desk.send()
+    desk.now += 1.0
+    frame = desk.queue([bad(1)])
+    desk.send().fail(BARE)
+    desk.now += 1.0
+    slow.stored()
+    serve(desk, lambda _: BARE, frame, seconds=3 * GRACE_SECONDS)
+    assert not frame.finished
+    serve(desk, refuses_bad_with(BARE), desk.queue([good(2)], "b"))
+    serve(desk, lambda _: BARE, frame)
+    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.PROXY_REFUSED, True)}
+
+
 @pytest.mark.promise("kinesis-refuses-stream")
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("worked", [False, True])
