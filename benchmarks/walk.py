@@ -35,7 +35,7 @@ from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FRAME_CHARGE_BYTES, PREFIX, RECORD_CHARGE_BYTES, Columns, Layout
 
 STREAM: Final = "bench"
@@ -297,7 +297,7 @@ class _Client(asyncio.Transport):
         self._bodies = [_body(columns) for columns in walk.frames]
         self._session = Session(walk, number)
         self._session.connection_made(self)
-        self._tell(frames.encode(frames.Hello(1, 1, client="bench")) + frames.encode(frames.Open(1, STREAM)))
+        self._tell(messages.encode(messages.Hello(1, 1, client="bench")) + messages.encode(messages.Open(1, STREAM)))
 
     def put(self, records: int) -> int:
         """Put this many records or a few more, and return how many."""
@@ -321,12 +321,12 @@ class _Client(asyncio.Transport):
             return
         self._waits = True
         self._frame_id += 1
-        self._later(frames.encode(frames.Reserve(self._frame_id, 1, columns.layout)))
+        self._later(messages.encode(messages.Reserve(self._frame_id, 1, columns.layout)))
 
     def _granted(self, frame_id: int) -> None:
         place = self._next % len(self._walk.frames)
         columns, body = self._walk.frames[place], self._bodies[place]
-        PREFIX.pack_into(body, frames.HEADER.size, frame_id, *_prefix(columns))
+        PREFIX.pack_into(body, messages.HEADER.size, frame_id, *_prefix(columns))
         self._unacked[frame_id] = columns
         self._unacked_bytes += columns.layout.charge_bytes
         self._left -= columns.layout.records
@@ -335,9 +335,9 @@ class _Client(asyncio.Transport):
         self._later(body)
         self._reserve()
         if self._left <= 0:
-            self._later(frames.encode(frames.Flush()))
+            self._later(messages.encode(messages.Flush()))
 
-    def _acked(self, ack: frames.Ack) -> None:
+    def _acked(self, ack: messages.Ack) -> None:
         columns = self._unacked.pop(ack.frame_id)
         self._unacked_bytes -= columns.layout.charge_bytes
         if ack.stored != columns.layout.records:
@@ -361,13 +361,13 @@ class _Client(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self._counter.pause()
-        header = frames.parse_header(data)
-        message = frames.decode(header, data[frames.HEADER.size :])
-        if isinstance(message, frames.Grant):
+        header = messages.parse_header(data)
+        message = messages.decode(header, data[messages.HEADER.size :])
+        if isinstance(message, messages.Grant):
             self._granted(message.frame_id)
-        elif isinstance(message, frames.Ack):
+        elif isinstance(message, messages.Ack):
             self._acked(message)
-        elif not isinstance(message, (frames.Welcome, frames.Opened)):
+        elif not isinstance(message, (messages.Welcome, messages.Opened)):
             self._walk.wrong(RecordsWrong(f"the daemon says {message}"))
         self._counter.go_on()
 
@@ -380,7 +380,9 @@ class _Client(asyncio.Transport):
 
 def _body(columns: Columns) -> bytearray:
     """Return the BODY of a frame, without its id."""
-    return bytearray(b"".join((frames.body_header(columns.layout), columns.body_prefix(0), *map(bytes, columns.parts))))
+    return bytearray(
+        b"".join((messages.body_header(columns.layout), columns.body_prefix(0), *map(bytes, columns.parts)))
+    )
 
 
 def _prefix(columns: Columns) -> tuple[int, int, int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from producerd.errors import ProtocolError
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FLAG_RESENT, Columns, Layout
 from spark_client.results import counted
 from spark_client.tally import Tally
@@ -83,7 +83,7 @@ class Backlog:
         self.sent[frame_id] = frame
         self.sent_bytes += frame.columns.layout.charge_bytes
 
-    def settle(self, ack: frames.Ack) -> None:
+    def settle(self, ack: messages.Ack) -> None:
         """End a frame as its ACK says, and keep the rows that the daemon gave back to be sent again."""
         frame = self.sent.pop(ack.frame_id)
         columns, layout, tally = frame.columns, frame.columns.layout, frame.tally

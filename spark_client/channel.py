@@ -14,15 +14,15 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError, Refused
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Buffer, Columns
-from producerd.wire.frames import MessageType
-from producerd.wire.machine import Machine, Side, frame_id_of
+from producerd.wire.machine import Side
+from producerd.wire.protocol import Protocol
 
-T = TypeVar("T", frames.Opened, frames.Blocked)
+T = TypeVar("T", messages.Opened, messages.Blocked)
 
 DEFAULT_SOCKET: Final = "/run/producerd/producerd.sock"
 MAX_SOCKET_PATH_BYTES: Final = 107
@@ -34,7 +34,6 @@ LEAST_SECONDS: Final = 0.1
 """The shortest time-out.  A daemon needs a moment to answer, so a shorter one would never find it, or room in it."""
 SERVICE_SECONDS: Final = 30.0
 """How long the daemon may take to ask the service: two time-outs of 10 s, and another 10 s to find credentials."""
-RECEIVE_BYTES: Final = 64 * 1024
 ADMIN_SUFFIX: Final = ".admin.sock"
 """The end of the admin socket's default name, if the clients' socket is NAME.sock."""
 UCRED: Final = struct.Struct("=iII")
@@ -73,8 +72,8 @@ def socket_paths(argument: str | None = None, configured: str | None = None) -> 
 
 
 def dial(
-    hello: frames.Hello, paths: Sequence[str], timeout_seconds: float, start: Callable[[], None] | None = None
-) -> tuple[Channel, frames.Welcome]:
+    hello: messages.Hello, paths: Sequence[str], timeout_seconds: float, start: Callable[[], None] | None = None
+) -> tuple[Channel, messages.Welcome]:
     """Return a channel to the daemon at the first path where one answers, and its WELCOME.
 
     While none answers, `dial` calls ``start``, and tries all paths again until the time-out, which does not count the
@@ -114,13 +113,13 @@ def dial(
             deadline += time.monotonic() - began
 
 
-def closed(message: frames.Close, owed: str = "") -> ProtocolError | ConnectionFailed:
+def closed(message: messages.Close, owed: str = "") -> ProtocolError | ConnectionFailed:
     """Return the error that a daemon's CLOSE means."""
     text = f"the daemon on host {socket.gethostname()} closed the session: {message.message}{owed}"
     return ProtocolError(text) if message.code == Code.PROTOCOL else ConnectionFailed(text, code=message.code)
 
 
-def ask(channel: Channel, question: frames.Message, wanted: type[T], seconds: float) -> T:
+def ask(channel: Channel, question: messages.Message, wanted: type[T], seconds: float) -> T:
     """Return the daemon's answer to an OPEN or a STATUS.
 
     Raises Refused if the daemon refuses it, and ConnectionFailed if it closes the session or does not answer.
@@ -132,9 +131,9 @@ def ask(channel: Channel, question: frames.Message, wanted: type[T], seconds: fl
             message = channel.read(deadline)
             if isinstance(message, wanted):
                 return message
-            if isinstance(message, frames.Refused):
+            if isinstance(message, messages.Refused):
                 raise Refused(message.message, code=message.code)
-            if isinstance(message, frames.Close):
+            if isinstance(message, messages.Close):
                 raise closed(message)
     except (Late, Lost):
         text = f"the daemon greeted, and then had no answer to {type(question).__name__.upper()}"
@@ -150,9 +149,9 @@ class Channel:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.machine = Machine(Side.CLIENT, 1)
+        self._wire = Protocol(Side.CLIENT, 1)
+        self.machine = self._wire.machine
         self.is_unread = False
-        self._received = bytearray()
         self._ended = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -185,14 +184,12 @@ class Channel:
         pid, _, _ = UCRED.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
         return pid
 
-    def tell(self, message: frames.Message) -> None:
-        data = frames.encode(message)
-        self.machine.sent(MessageType(data[0]), frame_id_of(message))
-        self._send(data)
+    def tell(self, message: messages.Message) -> None:
+        self._send(self._wire.send(message))
 
     def send_body(self, frame_id: int, columns: Columns) -> None:
-        self.machine.sent(MessageType.BODY, frame_id)
-        self._send(frames.body_header(columns.layout), columns.body_prefix(frame_id), *columns.parts)
+        header = self._wire.send_body(frame_id, columns.layout)
+        self._send(header, columns.body_prefix(frame_id), *columns.parts)
 
     def _send(self, *parts: Buffer) -> None:
         """Send all parts, however long that takes: the daemon reads what it granted, or the socket ends (Lost)."""
@@ -214,11 +211,11 @@ class Channel:
             if sent:
                 left[0] = left[0][sent:]
 
-    def read(self, deadline: float | None) -> frames.Message:
+    def read(self, deadline: float | None) -> messages.Message:
         """Return the next message.  Raises Late if none comes before the deadline, and Lost if none can come."""
         while True:
             message = self._parse()
-            self.is_unread = message is not None and bool(self._received)
+            self.is_unread = message is not None and len(self._wire.unread) > 0
             if message is not None:
                 return message
             if self._ended:
@@ -226,24 +223,13 @@ class Channel:
             self._wait(select.POLLIN, deadline)
             self._receive()
 
-    def _parse(self) -> frames.Message | None:
-        if len(self._received) < frames.HEADER.size:
-            return None
+    def _parse(self) -> messages.Message | None:
         try:
-            header = frames.parse_header(self._received)
+            return cast("messages.Message | None", self._wire.next_event())  # no body comes from a daemon
         except ProtocolError:
-            if self._received.startswith(b"HTTP/"):
+            if bytes(self._wire.unread[:5]) == b"HTTP/":
                 raise _admin_socket(self.path) from None
             raise
-        if header.type is MessageType.BODY:
-            raise ProtocolError("BODY from the daemon")  # raised before it arrives: its length has no bound
-        end = frames.HEADER.size + header.payload_bytes
-        if len(self._received) < end:
-            return None
-        message = frames.decode(header, bytes(self._received[frames.HEADER.size : end]))
-        self.machine.received(header.type, frame_id_of(message))
-        del self._received[:end]
-        return message
 
     def _wait(self, events: int, deadline: float | None) -> None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
@@ -254,24 +240,24 @@ class Channel:
     def _receive(self) -> None:
         """Receive what has arrived, if anything."""
         try:
-            data = self._socket.recv(RECEIVE_BYTES)
+            size = self._socket.recv_into(self._wire.get_buffer())
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        self._ended = not data
-        self._received += data
-        self.is_unread |= bool(data)
+            size = 0
+        self._ended = not size
+        self._wire.received(size)
+        self.is_unread |= size > 0
 
     def _receive_rest(self) -> None:
         before = -1
-        while len(self._received) != before:
-            before = len(self._received)
+        while len(self._wire.unread) != before:
+            before = len(self._wire.unread)
             self._receive()
         self._ended = True
 
 
-def greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, frames.Welcome]:
+def greet(path: str, hello: messages.Hello, deadline: float) -> tuple[Channel, messages.Welcome]:
     """Return a channel to the daemon at this path, and its WELCOME.
 
     Raises OSError if no process listens there, Late without an answer before the deadline, and Lost if the daemon ends.
@@ -281,9 +267,9 @@ def greet(path: str, hello: frames.Hello, deadline: float) -> tuple[Channel, fra
         with contextlib.suppress(Lost):  # a daemon that refuses this client may have sent CLOSE and gone
             channel.tell(hello)
         answer = channel.read(deadline)
-        if isinstance(answer, frames.Close):
+        if isinstance(answer, messages.Close):
             raise closed(answer)
-        assert isinstance(answer, frames.Welcome)  # as the machine refuses every other message
+        assert isinstance(answer, messages.Welcome)  # as the machine refuses every other message
         if not hello.min_version <= answer.version <= hello.max_version or answer.window_frames < 1:
             raise ProtocolError(f"WELCOME: version {answer.version}, a window of {answer.window_frames} frames")
     except BaseException:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import Code, ProducerdError, Refused
-from producerd.wire import frames
-from producerd.wire.frames import Service
+from producerd.wire import messages
+from producerd.wire.messages import Service
 from spark_client.channel import SERVICE_SECONDS, Channel, ask, dial, socket_paths
 from spark_client.configuration import configured, functions_of
 from spark_client.costs import Traffic, monthly
@@ -337,8 +337,8 @@ def _user() -> str:
 
 def _ask_daemon(executor: ExecutorCheck, plan: Plan) -> ExecutorCheck:
     client = f"spark_client {__version__}, Python {platform.python_version()}, check"
-    hello = frames.Hello(
-        frames.VERSION, frames.VERSION, client=client, application_id=plan.application_id, pid=os.getpid()
+    hello = messages.Hello(
+        messages.VERSION, messages.VERSION, client=client, application_id=plan.application_id, pid=os.getpid()
     )
     own, stream = plan.own_daemon(), plan.stream
     if own is None:
@@ -386,8 +386,8 @@ def container_limit_bytes(system: str = "/sys/fs/cgroup") -> int:
 
 
 def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> ExecutorCheck:
-    opened = ask(channel, frames.Open(1, stream), frames.Opened, ANSWER_SECONDS)
-    status = ask(channel, frames.Status(1, asks_service=1), frames.Blocked, SERVICE_SECONDS)
+    opened = ask(channel, messages.Open(1, stream), messages.Opened, ANSWER_SECONDS)
+    status = ask(channel, messages.Status(1, asks_service=1), messages.Blocked, SERVICE_SECONDS)
     if status.service == Service.NOT_ASKED:
         status = _ask_old_daemon(channel)
     if status.service == Service.FAILED:
@@ -413,10 +413,10 @@ def _ask_stream(executor: ExecutorCheck, channel: Channel, stream: str) -> Execu
     )
 
 
-def _ask_old_daemon(channel: Channel) -> frames.Blocked:
+def _ask_old_daemon(channel: Channel) -> messages.Blocked:
     """Return what a daemon of version 0.1 knows: it reads a stream's shards when it opens it, and keeps the error."""
     time.sleep(HOLD_SECONDS)
-    status = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
+    status = ask(channel, messages.Status(1), messages.Blocked, ANSWER_SECONDS)
     code, _, message = status.last_error.partition(": ")
     if code == Code.STREAM_NOT_FOUND:  # other errors may pass, or concern a right that plain records do not need
         return dataclasses.replace(status, service=Service.FAILED, service_code=code, service_message=message)

@@ -40,7 +40,7 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client import daemon_settings, unclosed
 from spark_client.batches import PlainRows
 from spark_client.channel import LEAST_SECONDS, socket_paths
@@ -122,11 +122,11 @@ class KinesisClient:
                 problems.append(f"socket={socket!r}: of a daemon that runs already, and daemon= starts one")
         refuse(problems)
         self._stream = stream
-        hello = frames.Hello(
-            frames.VERSION,
-            frames.VERSION,
-            frames.OnDisconnect.DELIVER if on_disconnect == "deliver" else frames.OnDisconnect.DISCARD,
-            frames.BadRows.TAKE_GOOD,
+        hello = messages.Hello(
+            messages.VERSION,
+            messages.VERSION,
+            messages.OnDisconnect.DELIVER if on_disconnect == "deliver" else messages.OnDisconnect.DISCARD,
+            messages.BadRows.TAKE_GOOD,
             client=f"KinesisClient {__version__}, Python {platform.python_version()}",
             pid=os.getpid(),
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from producerd.errors import BackpressureTimeout, Code, ConnectionFailed, FlushTimeout, Refused
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import DIAL_AGAIN_SECONDS, LEAST_SECONDS
@@ -66,7 +66,7 @@ class Connection:
 
     def __init__(
         self,
-        hello: frames.Hello,
+        hello: messages.Hello,
         paths: Sequence[str],
         *,
         connect_timeout_seconds: float = 10.0,
@@ -122,7 +122,7 @@ class Connection:
         return self._wait_time.reasons.longest
 
     @property
-    def draining(self) -> frames.Draining | None:
+    def draining(self) -> messages.Draining | None:
         """The daemon's message that it stops, if it sent one."""
         return self._session.draining
 
@@ -274,7 +274,7 @@ class Connection:
         except BackpressureTimeout as full:  # raised for a frame that is sent again
             raise FlushTimeout(f"{self._backlog} after {timeout_seconds} s: {full}") from None
 
-    def figures(self) -> dict[str, frames.Figures]:
+    def figures(self) -> dict[str, messages.Figures]:
         """Return what the daemon counted of each stream's dry run.  Call `flush` before."""
         return {stream: self._session.figures(stream) for stream in self._session.streams}
 

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from producerd.errors import Outcome
 from producerd.wire.columns import Columns
-from producerd.wire.frames import RowCode
+from producerd.wire.messages import RowCode
 from spark_client.tally import Tally
 
 if TYPE_CHECKING:

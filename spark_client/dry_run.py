@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from producerd.errors import RowFailure
-from producerd.wire.frames import Figures
+from producerd.wire.messages import Figures
 
 LEAST_LIMIT_BYTES: Final = 1 << 20
 """The limit on a record that each stream has at least."""

@@ -15,7 +15,7 @@ from typing import Any, Callable, Final, Optional
 
 from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed, RowFailure
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns
-from producerd.wire.frames import Ack, RowCode
+from producerd.wire.messages import Ack, RowCode
 from spark_client.results import MAX_FAILURES_NAMED, as_line
 from spark_client.tally import MAX_FAILURES, MORE_KINDS, OTHER, Tally
 

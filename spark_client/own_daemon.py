@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import Code, ConfigurationError, ConnectionFailed
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client import daemon_code
 from spark_client.channel import Late, Lost, greet
 from spark_client.daemon_code import INSTALL, NEEDS_INSTALL
@@ -37,7 +37,7 @@ FOLDERS: Final = Path("/tmp")
 NAMES: Final = 10
 """How many names a folder may have, because another user may have taken the first ones."""
 LOOK_SECONDS: Final = 0.02
-HELLO: Final = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, start")
+HELLO: Final = messages.Hello(messages.VERSION, messages.VERSION, client=f"spark_client {__version__}, start")
 NOT_ITS: Final = ("PYTHON", "PEX_", "PRODUCERD_", "NOTIFY_SOCKET", "LISTEN_")
 """Prefixes of variables that are meant for this process and not for a daemon that it starts."""
 FORK_TWICE: Final = 'umask 077; "$@" >&2 & echo $!'

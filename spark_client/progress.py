@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import ProducerdError
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
 from spark_client.configuration import is_connect
 from spark_client.interrupts import insist
@@ -247,7 +247,7 @@ def _line() -> _TerminalLine | _NotebookLine | None:
     return _TerminalLine() if sys.stderr.isatty() else None
 
 
-def _in_short(blocked: frames.Blocked) -> str:
+def _in_short(blocked: messages.Blocked) -> str:
     records = blocked.queue_records / max(1, blocked.queue_limit_records)
     share = max(records, blocked.queue_bytes / max(1, blocked.queue_limit_bytes))
     return f"queue {share:.0%} full: {blocked.reason.removeprefix(FULL)}"
@@ -307,26 +307,26 @@ class DriversDaemon:
                 before = self.status()
                 self._stored_before = 0 if before is None else before.delivered_records
 
-    def says(self, blocked: frames.Blocked) -> str:
+    def says(self, blocked: messages.Blocked) -> str:
         """Return why rows of the stream wait, with all numbers."""
         return f"the daemon at {self._path}: {describe(blocked)}"
 
-    def stored(self, blocked: frames.Blocked | None) -> int | None:
+    def stored(self, blocked: messages.Blocked | None) -> int | None:
         """Return what the daemon has stored of the stream since the write began, or None if it is not known."""
         if blocked is None or self._stored_before is None:
             return None
         return max(0, blocked.delivered_records - self._stored_before)
 
-    def status(self) -> frames.Blocked | None:
+    def status(self) -> messages.Blocked | None:
         """Return why rows of the stream wait; None if no daemon answers, or if each row names its own stream."""
         if self._stream is None or not self._paths:
             return None
-        hello = frames.Hello(frames.VERSION, frames.VERSION, client=f"spark_client {__version__}, driver")
+        hello = messages.Hello(messages.VERSION, messages.VERSION, client=f"spark_client {__version__}, driver")
         try:
             channel, _ = dial(hello, self._paths, LEAST_SECONDS)
             with closing(channel):
-                ask(channel, frames.Open(1, self._stream), frames.Opened, ANSWER_SECONDS)
-                blocked = ask(channel, frames.Status(1), frames.Blocked, ANSWER_SECONDS)
+                ask(channel, messages.Open(1, self._stream), messages.Opened, ANSWER_SECONDS)
+                blocked = ask(channel, messages.Status(1), messages.Blocked, ANSWER_SECONDS)
         except ProducerdError:
             return None
         self._path = channel.path

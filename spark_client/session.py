@@ -22,9 +22,9 @@ from producerd.errors import (
     ProtocolError,
     Refused,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Layout
-from producerd.wire.frames import Service
+from producerd.wire.messages import Service
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import LEAST_SECONDS, SERVICE_SECONDS, Late, Lost, closed, dial
 from spark_client.reasons import Reasons
@@ -105,7 +105,7 @@ class DaemonSession:
 
     def __init__(
         self,
-        hello: frames.Hello,
+        hello: messages.Hello,
         paths: Sequence[str],
         timeout_seconds: float,
         backlog: Backlog,
@@ -115,9 +115,9 @@ class DaemonSession:
         dry_run: bool = False,
     ) -> None:
         self.streams: dict[str, OpenStream] = {}
-        self.draining: frames.Draining | None = None
+        self.draining: messages.Draining | None = None
         self.has_progressed = False
-        self._ended_by: frames.Close | None = None  # each later call ends by it, too
+        self._ended_by: messages.Close | None = None  # each later call ends by it, too
         self._opening: dict[str, int] = {}  # the numbers of streams whose OPEN is not answered
         self._last_number = 0
         self._backlog = backlog
@@ -164,14 +164,14 @@ class DaemonSession:
         """Open a stream.  After a call that timed out, wait for the answer to its OPEN and send no other."""
         if stream not in self.streams and stream not in self._opening:
             self._last_number += 1
-            self._tell(frames.Open(self._last_number, stream, int(self._resumed), int(self._dry_run)))
+            self._tell(messages.Open(self._last_number, stream, int(self._resumed), int(self._dry_run)))
             self._opening[stream] = self._last_number
         number = self._opening.get(stream)
         try:
             while stream in self._opening:
                 answer = self._read(deadline.at)
                 self._settle(answer)
-                if isinstance(answer, frames.Refused) and (answer.frame_id, answer.stream_id) == (0, number):
+                if isinstance(answer, messages.Refused) and (answer.frame_id, answer.stream_id) == (0, number):
                     raise self._refusal(answer)
         except Late:
             text = f"stream {stream} was not opened within {deadline.seconds} s: the daemon does not answer"
@@ -179,20 +179,20 @@ class DaemonSession:
         if self._dry_run and number is not None:
             self._ask_service(stream)
 
-    def figures(self, stream: str) -> frames.Figures:
+    def figures(self, stream: str) -> messages.Figures:
         """Return what the daemon counted of a stream's dry run, when all its frames are acknowledged."""
-        self._tell(frames.Status(self.streams[stream].number, asks_figures=1))
-        figures: frames.Figures = self._answer(lambda message: isinstance(message, frames.Figures), ANSWER_SECONDS)
+        self._tell(messages.Status(self.streams[stream].number, asks_figures=1))
+        figures: messages.Figures = self._answer(lambda message: isinstance(message, messages.Figures), ANSWER_SECONDS)
         return figures
 
     def _ask_service(self, stream: str) -> None:
         """Raise Refused if Kinesis would store nothing of a stream, whose rows no dry run sends there."""
-        self._tell(frames.Status(self.streams[stream].number, asks_service=1))
+        self._tell(messages.Status(self.streams[stream].number, asks_service=1))
         answer = self._answer(lambda message: getattr(message, "service", Service.NOT_ASKED), SERVICE_SECONDS)
         if answer.service == Service.FAILED:
             raise Refused(answer.service_message, code=answer.service_code)
 
-    def _answer(self, suits: Callable[[frames.Message], object], seconds: float) -> Any:
+    def _answer(self, suits: Callable[[messages.Message], object], seconds: float) -> Any:
         """Return the message that answers a question, and settle what comes before it."""
         at = time.monotonic() + seconds
         try:
@@ -222,22 +222,22 @@ class DaemonSession:
         try:
             if layout.charge_bytes > self._welcome.max_frame_bytes and not self._window_has_room(layout):
                 self._tell(
-                    frames.Flush()
+                    messages.Flush()
                 )  # unasked, a daemon flushes only if the window lacks room for max_frame_bytes
             while not self._window_has_room(layout):
                 self._settle_next(deadline.at, frame.stream)
         except Late:
             raise _no_room(frame, deadline, self.reason(frame.stream)) from None
         frame_id = self._channel.machine.last_frame_id + 1
-        self._tell(frames.Reserve(frame_id, self.streams[frame.stream].number, layout))
+        self._tell(messages.Reserve(frame_id, self.streams[frame.stream].number, layout))
         try:
             answer = self._answer_to_reserve(frame_id, deadline.at, frame.stream)
         except Late:
             answer = self._cancel(frame_id, frame, deadline)
-        if isinstance(answer, frames.Grant):
+        if isinstance(answer, messages.Grant):
             return frame_id
         if layout.records == 1 and answer.code in (Code.RECORD_TOO_LARGE, Code.CONFIGURATION):
-            why = frames.RowCode(Outcome.NOT_STORED, answer.code, answer.message, judged=bool(answer.judged))
+            why = messages.RowCode(Outcome.NOT_STORED, answer.code, answer.message, judged=bool(answer.judged))
             frame.tally.refuse(frame.rows[0], why, frame.stream, frame.columns, 0)
             return 0
         if answer.code == Code.TOO_LARGE:
@@ -255,7 +255,7 @@ class DaemonSession:
     def hasten(self) -> None:
         """Have every frame sent to Kinesis without lingering."""
         if self._backlog.sent:
-            self._tell(frames.Flush())
+            self._tell(messages.Flush())
 
     def flush(self, deadline: Deadline) -> None:
         """Have every frame sent to Kinesis without lingering, and wait until all are acknowledged."""
@@ -287,12 +287,12 @@ class DaemonSession:
 
     def reason(self, stream: str) -> str:
         """Return the daemon's reason why rows of an open stream wait, or that it gave none."""
-        self._tell(frames.Status(self.streams[stream].number))
+        self._tell(messages.Status(self.streams[stream].number))
         at = time.monotonic() + ANSWER_SECONDS
         try:
             while True:
                 message = self._read(at)
-                if isinstance(message, frames.Blocked):
+                if isinstance(message, messages.Blocked):
                     self._wait_time.reasons.told(message.reason)
                     return describe(message)
                 self._settle(message)
@@ -321,30 +321,30 @@ class DaemonSession:
             return False
         return not backlog.sent or backlog.sent_bytes + layout.charge_bytes <= self._welcome.window_bytes
 
-    def _cancel(self, frame_id: int, frame: UnackedFrame, deadline: Deadline) -> frames.Refused:
+    def _cancel(self, frame_id: int, frame: UnackedFrame, deadline: Deadline) -> messages.Refused:
         """Withdraw a RESERVE and raise BackpressureTimeout, or return a refusal that crossed the CANCEL.
 
         A GRANT that crossed it is void.
         """
-        self._tell(frames.Cancel(frame_id))
+        self._tell(messages.Cancel(frame_id))
         try:
             answer = self._answer_to_reserve(frame_id, time.monotonic() + ANSWER_SECONDS, frame.stream)
         except Late:  # should an answer still come, the machine knows of the CANCEL, and _settle ignores it
             reason = "the daemon does not answer"
         else:
-            if isinstance(answer, frames.Refused) and answer.code != Code.CANCELLED:
+            if isinstance(answer, messages.Refused) and answer.code != Code.CANCELLED:
                 return answer
-            reason = answer.message if isinstance(answer, frames.Refused) else "room came just too late"
+            reason = answer.message if isinstance(answer, messages.Refused) else "room came just too late"
         raise _no_room(frame, deadline, reason)
 
-    def _shrink(self, stream: str, layout: Layout, refused: frames.Refused) -> None:
+    def _shrink(self, stream: str, layout: Layout, refused: messages.Refused) -> None:
         most_bytes, most_records = refused.max_frame_bytes, refused.max_frame_records or layout.records
         if layout.records > 1 and layout.charge_bytes <= most_bytes and layout.records <= most_records:
             raise ProtocolError(f"a frame of {layout.charge_bytes} bytes was refused as larger than {most_bytes}")
         number, max_bytes, max_records = self.streams[stream]
         self.streams[stream] = OpenStream(number, min(max_bytes, most_bytes), min(max_records, most_records))
 
-    def _refusal(self, refused: frames.Refused) -> Refused | ConnectionFailed:
+    def _refusal(self, refused: messages.Refused) -> Refused | ConnectionFailed:
         if refused.code == Code.DRAINING:
             return self._drained()
         return Refused(
@@ -360,27 +360,27 @@ class DaemonSession:
 
     # --------------------------------------------------------------------------------------------------------- messages
 
-    def _settle(self, message: frames.Message) -> None:
+    def _settle(self, message: messages.Message) -> None:
         """Handle a message that no call waits for.  It ignores the answer to a RESERVE that was cancelled."""
-        if isinstance(message, frames.Ack):
+        if isinstance(message, messages.Ack):
             self.has_progressed = True
             self._backlog.settle(message)
-        elif isinstance(message, frames.Opened):
+        elif isinstance(message, messages.Opened):
             self._opened(message)
-        elif isinstance(message, frames.Refused) and not message.frame_id:
+        elif isinstance(message, messages.Refused) and not message.frame_id:
             self._opening = {name: number for name, number in self._opening.items() if number != message.stream_id}
-        elif isinstance(message, frames.Blocked):
+        elif isinstance(message, messages.Blocked):
             self._wait_time.reasons.told(message.reason)
             if message.seconds:  # otherwise it is the answer to a question
                 name = next((name for name, stream in self.streams.items() if stream.number == message.stream_id), "?")
                 warn("stream %s: blocked for %.0f s: %s", name, message.seconds, describe(message))
-        elif isinstance(message, frames.Draining):
+        elif isinstance(message, messages.Draining):
             self.draining = message
-        elif isinstance(message, frames.Close):
+        elif isinstance(message, messages.Close):
             self._ended_by = message
             raise closed(message, f"; {self._backlog}")
 
-    def _opened(self, opened: frames.Opened) -> None:
+    def _opened(self, opened: messages.Opened) -> None:
         for name in [name for name, number in self._opening.items() if number == opened.stream_id]:
             self.streams[name] = OpenStream(
                 self._opening.pop(name),
@@ -399,20 +399,20 @@ class DaemonSession:
             self._wait_time.end()
         self.log_long_wait()
 
-    def _answer_to_reserve(self, frame_id: int, until: float | None, stream: str) -> frames.Grant | frames.Refused:
+    def _answer_to_reserve(self, frame_id: int, until: float | None, stream: str) -> messages.Grant | messages.Refused:
         """Return the GRANT or REFUSED of this frame; settle what comes before it."""
         while True:
             message = self._await(until, stream)
-            if isinstance(message, (frames.Grant, frames.Refused)) and message.frame_id == frame_id:
+            if isinstance(message, (messages.Grant, messages.Refused)) and message.frame_id == frame_id:
                 return message
             self._settle(message)
 
-    def _await(self, until: float | None, stream: str) -> frames.Message:
+    def _await(self, until: float | None, stream: str) -> messages.Message:
         """Return the next message.  Ask now and then why the rows of a stream wait; `_settle` takes the answer."""
         reasons = self._wait_time.reasons
         while True:
             if not reasons.due_seconds:
-                self._tell(frames.Status(self.streams[stream].number))
+                self._tell(messages.Status(self.streams[stream].number))
                 reasons.asked()
             began = time.monotonic()
             asks_at = began + reasons.due_seconds
@@ -424,7 +424,7 @@ class DaemonSession:
             finally:
                 reasons.add(time.monotonic() - began)
 
-    def _tell(self, message: frames.Message) -> None:
+    def _tell(self, message: messages.Message) -> None:
         if self._ended_by is not None:
             self._settle(self._ended_by)
         try:
@@ -436,7 +436,7 @@ class DaemonSession:
         while True:
             self._settle(self._read(None))
 
-    def _read(self, until: float | None) -> frames.Message:
+    def _read(self, until: float | None) -> messages.Message:
         """Return the next message.  Log a line whenever the daemon has been silent for long."""
         if self._ended_by is not None:
             return self._ended_by
@@ -463,7 +463,7 @@ def _no_room(frame: UnackedFrame, deadline: Deadline, reason: str) -> Backpressu
     return BackpressureTimeout(f"no room for stream {frame.stream} within {deadline.seconds or 0:.4g} s: {reason}")
 
 
-def describe(blocked: frames.Blocked) -> str:
+def describe(blocked: messages.Blocked) -> str:
     """Return BLOCKED as one line with its numbers."""
     line = (
         f"{blocked.reason}; queue {blocked.queue_records:,} of {blocked.queue_limit_records:,} records, "

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from producerd.errors import Code, Outcome, RowFailure
 from producerd.wire.columns import Columns
-from producerd.wire.frames import Ack, RowCode
+from producerd.wire.messages import Ack, RowCode
 
 MAX_ROWS_NAMED: Final = 20
 MAX_FAILURES: Final = 64

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from producerd import __version__
 from producerd.errors import Code, Outcome, ProducerdError, Refused, RowFailure
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client.batches import STREAM_NAME, Batch, by_stream
 from spark_client.channel import socket_paths
 from spark_client.connection import Connection
@@ -42,8 +42,8 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 RUN_ID: Final = "spark.jobGroup.id"
 """Spark's local properties of a query.  It has the id of its run as job group, unless the user sets another one."""
-NO_STREAM: Final = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty", judged=True)
-ODD_STREAM: Final = frames.RowCode(
+NO_STREAM: Final = messages.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "its stream is null or empty", judged=True)
+ODD_STREAM: Final = messages.RowCode(
     Outcome.NOT_STORED,
     Code.RECORD_INVALID,
     "its stream has what cannot be a name: 1 to 128 of a-z A-Z 0-9 _ . -",
@@ -197,7 +197,7 @@ def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | Non
         raise ProducerdError(marked(error.code, f"{where}: {error}{said}"), code=error.code) from None
 
 
-def _send(plan: Plan, hello: frames.Hello, batches: Iterator[pa.RecordBatch]) -> PartitionResult | None:
+def _send(plan: Plan, hello: messages.Hello, batches: Iterator[pa.RecordBatch]) -> PartitionResult | None:
     first = next(batches, None)
     if first is None:
         return None
@@ -262,7 +262,7 @@ def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: i
                 connection.tally.refuse(row, refusal, stream or "", columns, place, named=named)
 
 
-def _refusal(connection: Connection, stream: str | None, timeout_seconds: float | None) -> frames.RowCode | None:
+def _refusal(connection: Connection, stream: str | None, timeout_seconds: float | None) -> messages.RowCode | None:
     """Return why no row can go to this stream, if none can.
 
     The report names such rows, because another attempt would only store the other streams' rows again.
@@ -274,11 +274,11 @@ def _refusal(connection: Connection, stream: str | None, timeout_seconds: float 
     try:
         connection.open(stream, timeout_seconds)
     except Refused as refused:
-        return frames.RowCode(Outcome.NOT_STORED, refused.code, str(refused))
+        return messages.RowCode(Outcome.NOT_STORED, refused.code, str(refused))
     return None
 
 
-def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
+def _report(connection: Connection, hello: messages.Hello) -> PartitionResult:
     tally = connection.tally
     return PartitionResult(
         partition=hello.partition,
@@ -296,16 +296,16 @@ def _report(connection: Connection, hello: frames.Hello) -> PartitionResult:
     )
 
 
-def _hello(plan: Plan) -> frames.Hello:
+def _hello(plan: Plan) -> messages.Hello:
     """Return HELLO for this task, mostly from Spark's local properties.  Under Spark Connect workers have none."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return frames.Hello(
-        frames.VERSION,
-        frames.VERSION,
-        frames.OnDisconnect.DISCARD,
-        frames.BadRows.TAKE_GOOD if plan.skip_bad_records else frames.BadRows.REFUSE_FRAME,
+    return messages.Hello(
+        messages.VERSION,
+        messages.VERSION,
+        messages.OnDisconnect.DISCARD,
+        messages.BadRows.TAKE_GOOD if plan.skip_bad_records else messages.BadRows.REFUSE_FRAME,
         client=f"spark_client {__version__}, Python {platform.python_version()}",
         application_id=plan.application_id,
         query_id=local_property(QUERY_ID) or "",

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns, Layout, lay_out
 from tests.forks import Forked, Program, can_fork
 
@@ -53,7 +53,7 @@ QUICK: Final = {
 }
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
-M = TypeVar("M", bound=frames.Message)
+M = TypeVar("M", bound=messages.Message)
 T = TypeVar("T")
 
 
@@ -282,9 +282,9 @@ class WireClient:
         except OSError:
             self.socket.close()
             raise
-        self.welcome: frames.Welcome | None = None
+        self.welcome: messages.Welcome | None = None
         self._received = b""
-        self._early: list[frames.Ack] = []
+        self._early: list[messages.Ack] = []
         self.last_frame_id = 0
 
     def __enter__(self) -> WireClient:
@@ -298,19 +298,19 @@ class WireClient:
 
     # ---- bytes
 
-    def send(self, *messages: frames.Message | bytes) -> None:
-        parts = [message if isinstance(message, bytes) else frames.encode(message) for message in messages]
+    def send(self, *said: messages.Message | bytes) -> None:
+        parts = [message if isinstance(message, bytes) else messages.encode(message) for message in said]
         self.socket.sendall(b"".join(parts))
 
-    def read(self) -> frames.Message:
+    def read(self) -> messages.Message:
         """The next message; EOFError at the end of the socket."""
         while True:
-            if len(self._received) >= frames.HEADER.size:
-                header = frames.parse_header(self._received)
-                end = frames.HEADER.size + header.payload_bytes
+            if len(self._received) >= messages.HEADER.size:
+                header = messages.parse_header(self._received)
+                end = messages.HEADER.size + header.payload_bytes
                 if len(self._received) >= end:
-                    payload, self._received = self._received[frames.HEADER.size : end], self._received[end:]
-                    return frames.decode(header, payload)
+                    payload, self._received = self._received[messages.HEADER.size : end], self._received[end:]
+                    return messages.decode(header, payload)
             data = self.socket.recv(1 << 16)
             if not data:
                 raise EOFError
@@ -321,13 +321,13 @@ class WireClient:
         assert isinstance(message, wanted), message
         return message
 
-    def read_to_end(self) -> list[frames.Message]:
+    def read_to_end(self) -> list[messages.Message]:
         """What is left, to the end of the socket."""
-        messages: list[frames.Message] = []
+        said: list[messages.Message] = []
         with contextlib.suppress(EOFError, ConnectionResetError):
             while True:
-                messages.append(self.read())
-        return messages
+                said.append(self.read())
+        return said
 
     def hears_nothing(self, seconds: float = 0.2) -> bool:
         """Whether the daemon says nothing for so long."""
@@ -336,37 +336,37 @@ class WireClient:
     # ---- what a session does
 
     def hello(self, *, deliver: bool = False, take_good: bool = False, client: str = "test") -> WireClient:
-        self.send(frames.Hello(1, 1, int(deliver), int(take_good), client, pid=os.getpid()))
-        self.welcome = self.expect(frames.Welcome)
+        self.send(messages.Hello(1, 1, int(deliver), int(take_good), client, pid=os.getpid()))
+        self.welcome = self.expect(messages.Welcome)
         return self
 
-    def open(self, stream: str = "flights", stream_id: int = 1) -> frames.Opened:
-        self.send(frames.Open(stream_id, stream))
-        return self.expect(frames.Opened)
+    def open(self, stream: str = "flights", stream_id: int = 1) -> messages.Opened:
+        self.send(messages.Open(stream_id, stream))
+        return self.expect(messages.Opened)
 
     def reserve(self, layout: Layout, *, stream_id: int = 1) -> int:
         """Ask for room; the answer is not waited for."""
         self.last_frame_id += 1
-        self.send(frames.Reserve(self.last_frame_id, stream_id, layout))
+        self.send(messages.Reserve(self.last_frame_id, stream_id, layout))
         return self.last_frame_id
 
     def body(self, frame_id: int, columns_: Columns) -> bytes:
         return b"".join(
-            (frames.body_header(columns_.layout), columns_.body_prefix(frame_id), *map(bytes, columns_.parts))
+            (messages.body_header(columns_.layout), columns_.body_prefix(frame_id), *map(bytes, columns_.parts))
         )
 
     def put(self, columns_: Columns, *, stream_id: int = 1) -> int:
         """Reserve, wait for the grant, send the body.  ACKs that come before the grant are kept for `acks`."""
         frame_id = self.reserve(columns_.layout, stream_id=stream_id)
-        while isinstance(message := self.read(), frames.Ack):
+        while isinstance(message := self.read(), messages.Ack):
             self._early.append(message)
-        assert message == frames.Grant(frame_id), message
+        assert message == messages.Grant(frame_id), message
         self.send(self.body(frame_id, columns_))
         return frame_id
 
-    def acks(self, count: int = 1) -> list[frames.Ack]:
+    def acks(self, count: int = 1) -> list[messages.Ack]:
         early, self._early = self._early[:count], self._early[count:]
-        return early + [self.expect(frames.Ack) for _ in range(count - len(early))]
+        return early + [self.expect(messages.Ack) for _ in range(count - len(early))]
 
 
 def session(running: DaemonProcess, stream: str = "flights", **hello: Any) -> WireClient:

@@ -20,7 +20,7 @@ from producerd import ctl
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
-from producerd.wire import frames
+from producerd.wire import messages
 from tests.ctl_asking import Asking
 from tests.daemon import CREDENTIALS, ROOT, DaemonProcess, WireClient, daemon, directory, one, rows, session, until
 
@@ -118,9 +118,9 @@ def test_a_paused_stream_sends_nothing_blocks_its_callers_and_goes_on(
         until(lambda: shared.metrics()["backpressure_cause_seconds_total[paused]"] > 0)
         assert stored(shared_fake, "small") == 0
         assert to.succeeds("resume", "small")
-        while isinstance(message := client.read(), frames.Ack):
+        while isinstance(message := client.read(), messages.Ack):
             pass
-        assert isinstance(message, frames.Grant)
+        assert isinstance(message, messages.Grant)
 
 
 def test_every_order_is_logged_with_user_and_process(shared: DaemonProcess, to: Asking) -> None:
@@ -252,7 +252,7 @@ def test_drain_delivers_what_is_queued_and_with_wait_ends_with_the_daemon(
         assert to.succeeds("drain", "--wait") == "the daemon has stopped, all delivered\n"
         assert not has_memory(running.process.pid), "it has ended, and may be not yet waited for"
         assert stored(fake) == 25
-        assert [each.stored for each in client.read_to_end() if isinstance(each, frames.Ack)] == [25]
+        assert [each.stored for each in client.read_to_end() if isinstance(each, messages.Ack)] == [25]
         assert running.wait() == 0
         code, out, err = to("ready")
         assert (code, out) == (1, "")
@@ -310,7 +310,7 @@ def test_reload_changes_limits_under_way_and_refuses_invalid_settings(
         assert metrics["queue_limit_records"] == 77
         assert metrics["config_last_reload_successful"] == 1
         assert metrics["config_last_reload_success_timestamp_seconds"] > before
-        assert idle.expect(frames.Close).code == Code.TABLE_FULL
+        assert idle.expect(messages.Close).code == Code.TABLE_FULL
 
         file.write_text("[defaults]\nqueue_limit = 0\n")
         code, out, err = to("reload")
@@ -402,7 +402,7 @@ def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> No
         assert "user id 0 may not use this socket: it is not in allowed_uids" in done.stderr
         assert running.metrics()["client_disconnects_total[not_authorized]"] == 1
         with WireClient(running.socket) as client:
-            assert isinstance(client.read(), frames.Close)
+            assert isinstance(client.read(), messages.Close)
         assert stored(fake) == 1
 
 

@@ -456,7 +456,7 @@ def test_check_goes_on_after_a_failure_and_fails(
 
 
 def test_the_same_tree_gives_the_same_zip_with_only_the_clients_side(tmp_path: Path) -> None:
-    ours = ["producerd/__init__.py", "producerd/errors.py", "producerd/py.typed", "producerd/wire/frames.py"]
+    ours = ["producerd/__init__.py", "producerd/errors.py", "producerd/py.typed", "producerd/wire/messages.py"]
     ours += ["pyspark_producerd.py", "spark_client/__init__.py", "spark_client/py.typed"]
     others = ["spark_client/__pycache__/x.cpython-311.pyc", "producerd/core/budget.py", "producerd/config.py"]
     tree = tmp_path / "tree"

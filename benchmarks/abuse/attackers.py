@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
 
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Layout, lay_out
-from producerd.wire.frames import Message
+from producerd.wire.messages import Message
 
 STREAM: Final = "flights"
 OWN: Final = "attacked"
@@ -73,26 +73,26 @@ class Hostile:
         return True
 
 
-def encoded(*messages: Message) -> bytes:
-    return b"".join(map(frames.encode, messages))
+def encoded(*said: Message) -> bytes:
+    return b"".join(map(messages.encode, said))
 
 
 def hello(stream: str = STREAM) -> bytes:
-    return encoded(frames.Hello(1, 1, client="hostile"), frames.Open(1, stream))
+    return encoded(messages.Hello(1, 1, client="hostile"), messages.Open(1, stream))
 
 
 def reserves(bytes_: int) -> Callable[[str], Hostile]:
     """Reserve a record of this size, and never send it."""
     layout = Layout(1, 1, bytes_)
-    return lambda path: Hostile(path, hello() + encoded(frames.Reserve(1, 1, layout)), None)
+    return lambda path: Hostile(path, hello() + encoded(messages.Reserve(1, 1, layout)), None)
 
 
 def status_flood(path: str) -> Hostile:
-    return Hostile(path, hello(), lambda: encoded(frames.Status(1)) * AT_ONCE)
+    return Hostile(path, hello(), lambda: encoded(messages.Status(1)) * AT_ONCE)
 
 
 def flush_flood(path: str) -> Hostile:
-    return Hostile(path, hello(), lambda: encoded(frames.Flush(1)) * AT_ONCE)
+    return Hostile(path, hello(), lambda: encoded(messages.Flush(1)) * AT_ONCE)
 
 
 def cancel_flood(path: str) -> Hostile:
@@ -101,7 +101,7 @@ def cancel_flood(path: str) -> Hostile:
 
     def pairs() -> bytes:
         numbers = itertools.islice(ids, AT_ONCE)
-        return b"".join(encoded(frames.Reserve(n, 1, layout), frames.Cancel(n)) for n in numbers)
+        return b"".join(encoded(messages.Reserve(n, 1, layout), messages.Cancel(n)) for n in numbers)
 
     return Hostile(path, hello(), pairs)
 
@@ -111,7 +111,7 @@ def name_flood(path: str) -> Hostile:
     ids = itertools.count(2)
 
     def names() -> bytes:
-        return encoded(*(frames.Open(n, f"invented-{os.getpid()}-{n}") for n in itertools.islice(ids, AT_ONCE)))
+        return encoded(*(messages.Open(n, f"invented-{os.getpid()}-{n}") for n in itertools.islice(ids, AT_ONCE)))
 
     return Hostile(path, hello(OWN), names)
 
@@ -125,18 +125,18 @@ def fuzz(path: str) -> Hostile:
         number = next(ids)
         message = random.choice(
             (
-                frames.Hello(random.randrange(4), random.randrange(4), client="hostile"),
-                frames.Open(random.randrange(9), OWN),
-                frames.Reserve(number, 1, frame.layout),
-                frames.Reserve(number, 1, Layout(random.choice(NUMBERS), 1, random.choice(NUMBERS))),
-                frames.Cancel(random.randrange(number + 1)),
-                frames.Flush(1),
-                frames.Status(1, random.randrange(2)),
+                messages.Hello(random.randrange(4), random.randrange(4), client="hostile"),
+                messages.Open(random.randrange(9), OWN),
+                messages.Reserve(number, 1, frame.layout),
+                messages.Reserve(number, 1, Layout(random.choice(NUMBERS), 1, random.choice(NUMBERS))),
+                messages.Cancel(random.randrange(number + 1)),
+                messages.Flush(1),
+                messages.Status(1, random.randrange(2)),
             )
         )
-        sent = frames.encode(message)
-        if isinstance(message, frames.Reserve) and random.random() < 0.5:
-            sent += b"".join((frames.body_header(frame.layout), frame.body_prefix(number), *frame.parts))
+        sent = messages.encode(message)
+        if isinstance(message, messages.Reserve) and random.random() < 0.5:
+            sent += b"".join((messages.body_header(frame.layout), frame.body_prefix(number), *frame.parts))
         return _spoiled(sent, random) if random.random() < 0.05 else sent
 
     return Hostile(path, hello(OWN), lambda: b"".join(one() for _ in range(AT_ONCE // 10)))
@@ -147,8 +147,8 @@ def stores(records: int, at_once: int) -> Callable[[str], Hostile]:
     frame = lay_out([str(number).encode() for number in range(records)], [b"x"] * records)
 
     def whole(number: int) -> bytes:
-        body = b"".join((frames.body_header(frame.layout), frame.body_prefix(number), *frame.parts))
-        return encoded(frames.Reserve(number, 1, frame.layout)) + body + encoded(frames.Flush(1))
+        body = b"".join((messages.body_header(frame.layout), frame.body_prefix(number), *frame.parts))
+        return encoded(messages.Reserve(number, 1, frame.layout)) + body + encoded(messages.Flush(1))
 
     def flood(path: str) -> Hostile:
         ids = itertools.count(1)
@@ -165,7 +165,7 @@ def _spoiled(message: bytes, random: Random) -> bytes:
 
 def come_and_go(path: str) -> Hostile:
     """Connect, greet and leave, over and over."""
-    return Hostile(path, encoded(frames.Hello(1, 1, client="hostile"), frames.Close("", "")), None)
+    return Hostile(path, encoded(messages.Hello(1, 1, client="hostile"), messages.Close("", "")), None)
 
 
 def idle(path: str) -> Hostile:

@@ -25,7 +25,7 @@ from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment, folder, free_port
 from producerd.errors import ConnectionFailed
 from producerd.wire.columns import lay_out
-from producerd.wire.frames import Hello
+from producerd.wire.messages import Hello
 from spark_client.connection import Connection
 
 CONNECTIONS: Final = (1, 20)

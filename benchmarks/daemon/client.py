@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from benchmarks.rivals.naive import ACK, HEAD
 from benchmarks.sink import MARK
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, lay_out
-from producerd.wire.frames import Hello
+from producerd.wire.messages import Hello
 from spark_client.connection import Connection
 
 STREAM: Final = "bench"

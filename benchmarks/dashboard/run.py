@@ -36,7 +36,7 @@ from producerd.errors import ProducerdError
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire.columns import Columns, lay_out
-from producerd.wire.frames import BadRows, Hello
+from producerd.wire.messages import BadRows, Hello
 from spark_client.connection import Connection
 from tools import ROOT
 

@@ -18,7 +18,7 @@ from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment
 from producerd.errors import Code, Refused
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns, lay_out
-from producerd.wire.frames import Ack, Hello
+from producerd.wire.messages import Ack, Hello
 from spark_client.connection import Connection
 from spark_client.tally import Tally
 

@@ -28,7 +28,7 @@ from producerd.demo.scenario import environment, folder, free_port
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.wire.columns import lay_out
-from producerd.wire.frames import Hello
+from producerd.wire.messages import Hello
 from spark_client.connection import Connection
 
 STREAM: Final = "flights"

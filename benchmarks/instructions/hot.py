@@ -33,7 +33,7 @@ from producerd.core.sending.answers import parse_answer
 from producerd.core.sending.requests import Request
 from producerd.core.shards.hash_keys import hash_keys
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns, parse_body
 from spark_client.batches import Batch
 
@@ -105,7 +105,7 @@ def acknowledge(aggregation: str) -> Work:
             pipeline.complete(request, answer, _NOW)
         for frame in pipeline.take_finished():
             result = frame.result()
-            frames.encode(frames.Ack(frame.frame_id, result.records, result.stored, 0, 0, 0))
+            messages.encode(messages.Ack(frame.frame_id, result.records, result.stored, 0, 0, 0))
 
     return Work(do, records)
 
@@ -126,8 +126,8 @@ def write_frame(record_bytes: int) -> Work:
         while at < batch.records:
             end = batch.cut(at, 1 << 20, 10_000)
             columns = batch.columns(at, end)
-            frames.encode(frames.Reserve(1, 1, columns.layout))
-            frames.body_header(columns.layout)
+            messages.encode(messages.Reserve(1, 1, columns.layout))
+            messages.body_header(columns.layout)
             columns.body_prefix(1)
             at = end
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from benchmarks.daemon.client import CONNECT_SECONDS, STREAM, rows
 from producerd.wire.columns import Columns, lay_out
-from producerd.wire.frames import Hello
+from producerd.wire.messages import Hello
 from spark_client.connection import Connection
 
 FRAME_RECORDS: Final = 1_000

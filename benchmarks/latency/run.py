@@ -34,7 +34,7 @@ from benchmarks.spark.cost import cpu_seconds
 from producerd.demo.children import Child, Children
 from producerd.demo.scenario import environment, folder
 from producerd.wire.columns import Columns, lay_out
-from producerd.wire.frames import Hello
+from producerd.wire.messages import Hello
 from spark_client.connection import Connection
 
 RECORD_BYTES: Final = 100

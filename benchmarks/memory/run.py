@@ -47,7 +47,7 @@ from producerd.config.memory import (
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment, folder, free_port
 from producerd.errors import BackpressureTimeout
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns, lay_out
 from spark_client.connection import Connection
 
@@ -136,7 +136,7 @@ class Daemon:
         return self.rss_bytes
 
     def sessions(self, count: int) -> list[Connection]:
-        hello = frames.Hello(1, 1, client="bench", pid=os.getpid())
+        hello = messages.Hello(1, 1, client="bench", pid=os.getpid())
         sessions = [Connection(hello, [self.socket], connect_timeout_seconds=START_SECONDS) for _ in range(count)]
         for session in sessions:
             session.open(STREAM, START_SECONDS)
@@ -275,7 +275,7 @@ class Bench:
             layout = frame_of(1, LARGE_BYTES).layout
             for connection in dialled:
                 for frame_id in range(1, waiting + 1):
-                    connection.sendall(frames.encode(frames.Reserve(frame_id, 1, layout)))
+                    connection.sendall(messages.encode(messages.Reserve(frame_id, 1, layout)))
             time.sleep(BLOCKED_SECONDS)
             rss, charged = daemon.rss_bytes, daemon.gauge("queue_bytes")
             formula += int(CONNECTIONS * waiting * WAITING_FRAME_BYTES + QUEUED_FACTOR * charged)
@@ -376,6 +376,6 @@ def dialled_to(path: str) -> Iterator[socket.socket]:
     """Return a session that has opened the stream."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        connection.sendall(frames.encode(frames.Hello(1, 1, client="bench", pid=os.getpid())))
-        connection.sendall(frames.encode(frames.Open(1, STREAM)))
+        connection.sendall(messages.encode(messages.Hello(1, 1, client="bench", pid=os.getpid())))
+        connection.sendall(messages.encode(messages.Open(1, STREAM)))
         yield connection

@@ -16,7 +16,7 @@ from producerd.core.sending.health import WHERE_TO_LOOK, HealthState
 from producerd.errors import Code
 from producerd.runtime.kinesis import ControlPlane, Tried
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 
 ASK_AGAIN_SECONDS: Final = 2.0
 """Time for which an answer is reused, because a check of a Spark cluster asks once from each executor."""
@@ -28,12 +28,12 @@ class ServiceAnswer(NamedTuple):
     ``code`` is a `Code`, or "" if nothing speaks against storing records.
     """
 
-    service: frames.Service
+    service: messages.Service
     code: str = ""
     message: str = ""
 
 
-NOT_ASKED: Final = ServiceAnswer(frames.Service.NOT_ASKED)
+NOT_ASKED: Final = ServiceAnswer(messages.Service.NOT_ASKED)
 """The answer of a stream that no client has asked about."""
 
 
@@ -81,13 +81,13 @@ def answer_of(tried: Tried, stream: Stream) -> ServiceAnswer:
     if failed is None or meaning_of(failed.code).code == Code.THROTTLED:  # a throttled service has answered, too
         health = pipeline.health
         if pipeline.cannot_aggregate:
-            return ServiceAnswer(frames.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
+            return ServiceAnswer(messages.Service.FAILED, Code.SHARD_MAP_MISSING, pipeline.cannot_aggregate)
         # That ListShards works does not show that PutRecords is allowed again.
         if health.state is HealthState.BROKEN and health.code in (Code.ACCESS_DENIED, Code.KMS) and not by_put_records:
             message = f"the last records were refused: {health.code}: {health.message}"
-            return ServiceAnswer(frames.Service.NOT_VERIFIED, health.code, message)
+            return ServiceAnswer(messages.Service.NOT_VERIFIED, health.code, message)
         how = "a dry run of PutRecords is allowed" if by_put_records else "ListShards answers; PutRecords was not tried"
-        return ServiceAnswer(frames.Service.READY, message=f"{how}, at {tried.endpoint}")
+        return ServiceAnswer(messages.Service.READY, message=f"{how}, at {tried.endpoint}")
     code = meaning_of(failed.code).code
     message = failed.message if failed.code == code else f"{failed.code}: {failed.message}"
     if code == Code.UNREACHABLE:
@@ -95,7 +95,7 @@ def answer_of(tried: Tried, stream: Stream) -> ServiceAnswer:
     if code == Code.ACCESS_DENIED and not by_put_records:
         if not pipeline.rules.entries.aggregate:
             return ServiceAnswer(
-                frames.Service.NOT_VERIFIED, code, f"the daemon may not list the stream's shards: {message}"
+                messages.Service.NOT_VERIFIED, code, f"the daemon may not list the stream's shards: {message}"
             )
         message += '; aggregation = "kpl" needs kinesis:ListShards'
-    return ServiceAnswer(frames.Service.FAILED, code, message)
+    return ServiceAnswer(messages.Service.FAILED, code, message)

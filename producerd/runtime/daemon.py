@@ -47,7 +47,7 @@ from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
-from producerd.wire.frames import Service
+from producerd.wire.messages import Service
 
 log = logs.get_logger("producerd")
 

@@ -28,7 +28,7 @@ from producerd.core.shards.hash_keys import I32, MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.core.stats import Histogram
 from producerd.runtime.stream import SUMMARY_PATIENCE_SECONDS, Stream, within
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body
 
 UNIT_BYTES: Final = 25 * 1024
@@ -172,11 +172,11 @@ class DryRun(Stream):
 
     # ---- what it found
 
-    def figures(self, stream_id: int) -> frames.Figures:
+    def figures(self, stream_id: int) -> messages.Figures:
         """Return what its rows would be in Kinesis."""
         limit_bytes, shard_map = self.pipeline.record_limit_bytes, self.pipeline.shard_map
         known = None if shard_map is UNKNOWN_SHARDS else shard_map
-        return frames.Figures(
+        return messages.Figures(
             stream_id,
             self._rows,
             int(self._sizes.sum),

@@ -26,16 +26,17 @@ from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer, peer_of
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
-from producerd.wire import columns, frames
-from producerd.wire.frames import MessageType
-from producerd.wire.machine import Machine, SessionState, Side, frame_id_of
+from producerd.wire import messages
+from producerd.wire.columns import Body
+from producerd.wire.machine import SessionState, Side
+from producerd.wire.messages import HEADER
+from producerd.wire.protocol import BodyBegins, Event
+from producerd.wire.protocol import Protocol as Wire
 
 log = get_logger("producerd.session")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CONTROL_BUFFER_BYTES: Final = 2 * frames.MAX_CONTROL_BYTES
-"""Size of the buffer for everything except bodies."""
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 """Bytes of unread answers from which a session waits for its client.
 
@@ -199,13 +200,8 @@ class Session(asyncio.BufferedProtocol):
         self.host = host
         self._rules = host.rules
         self._loop = asyncio.get_running_loop()
-        self._machine = Machine(Side.DAEMON, host.rules.window_frames)
+        self._wire = Wire(Side.DAEMON, host.rules.window_frames)
         self._transport: asyncio.Transport | None = None
-        self._control = bytearray(CONTROL_BUFFER_BYTES)
-        self._control_end = 0
-        self._body: memoryview | None = None
-        self._body_end = 0
-        self._body_flags = 0
         self._granted: tuple[SessionStream, Ticket] | None = None  # the one body that the client may send
         self._timer: asyncio.TimerHandle | None = None  # the deadline of HELLO, then of each body
         self._opened: dict[int, SessionStream] = {}
@@ -277,9 +273,7 @@ class Session(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Return the buffer that the next bytes are read into."""
-        if self._body is not None:
-            return self._body[self._body_end :]
-        return memoryview(self._control)[self._control_end :]
+        return self._wire.get_buffer()
 
     @_guarded
     def buffer_updated(self, nbytes: int) -> None:
@@ -287,16 +281,8 @@ class Session(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         self._active_at, began = self._loop.time(), self.host.shares.clock()
-        try:
-            if self._body is not None:
-                self._body_end += nbytes
-                if self._body_end == len(self._body):
-                    self._body_whole()
-            else:
-                self._control_end += nbytes
-                self._read_control(began)
-        except ProtocolError as error:
-            self._broken(error)
+        self._wire.received(nbytes)
+        self._read(began)
         self.host.shares.spend(self.peer, began)
 
     def pause_writing(self) -> None:
@@ -308,7 +294,7 @@ class Session(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Read on, because the client has read its answers."""
         self._choked = False
-        self._loop.call_soon(self._listen_again)  # not at once: a write inside `_read_control` may call this
+        self._loop.call_soon(self._listen_again)  # not at once: a write inside `_read` may call this
 
     @_guarded
     def _listen_again(self) -> None:
@@ -317,10 +303,7 @@ class Session(asyncio.BufferedProtocol):
         The pause was for a client that did not read, or for the other sockets' turn.
         """
         began = self.host.shares.clock()
-        try:
-            self._read_control(began)
-        except ProtocolError as error:
-            self._broken(error)
+        self._read(began)
         self.host.shares.spend(self.peer, began)
         stays_paused = self._choked or self._reads_on
         if not stays_paused and self._transport is not None and not self._transport.is_closing():
@@ -336,7 +319,6 @@ class Session(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything, because the connection is gone."""
         self._transport = None
-        self._control = bytearray()  # sessions stay until garbage is collected, and there may be thousands
         if self._abort is not None:
             self._abort.cancel()  # the timer would keep 1 KB for each client that was turned away
         if not self.ended_as:
@@ -351,7 +333,7 @@ class Session(asyncio.BufferedProtocol):
         transport, self._transport = self._transport, None
         self._let_go()
         if transport is not None:
-            transport.write(frames.encode(frames.Close(code, message)))
+            transport.write(messages.encode(messages.Close(code, message)))
             transport.close()
             # Cut the connection after this time, even if the client never reads the reason.
             self._abort = self._loop.call_later(self._rules.body_timeout_seconds, transport.abort)
@@ -374,13 +356,13 @@ class Session(asyncio.BufferedProtocol):
         self._unacked[ticket.frame_id] = opened, ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
         self._wait_for("a body", min(BODY_BEGINS_SECONDS, self._rules.body_timeout_seconds))
-        self._send(frames.Grant(ticket.frame_id))
+        self._send(messages.Grant(ticket.frame_id))
 
     def refuse(self, opened: SessionStream, frame_id: int, refusal: Refusal) -> None:
         """Send the refusal of a frame that the client reserved."""
         self._forget_waiting(frame_id)
         self._send(
-            frames.Refused(
+            messages.Refused(
                 frame_id,
                 opened.stream_id,
                 refusal.code,
@@ -399,7 +381,7 @@ class Session(asyncio.BufferedProtocol):
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
         result = frame.result()
         self._send(
-            frames.Ack(
+            messages.Ack(
                 frame_id=frame.frame_id,
                 records=result.records,
                 stored=result.stored,
@@ -413,7 +395,7 @@ class Session(asyncio.BufferedProtocol):
                 bitmap=result.bitmap,
                 code_rows=result.code_rows,
                 codes=tuple(
-                    frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes
+                    messages.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes
                 ),
                 judged=result.judged,
             )
@@ -421,61 +403,63 @@ class Session(asyncio.BufferedProtocol):
 
     def drain(self, deadline_seconds: float) -> None:
         """Announce to the client that the daemon stops.  The gate refuses the RESERVEs that wait."""
-        if self._machine.state is SessionState.OPEN:
-            self._send(frames.Draining(deadline_seconds, "the daemon stops"))
+        if self._wire.machine.state is SessionState.OPEN:
+            self._send(messages.Draining(deadline_seconds, "the daemon stops"))
 
-    # ---- control messages
+    # ---- what the client sends
 
-    def _read_control(self, began: float) -> None:
-        """Handle the whole messages in the control buffer, and begin a body if one follows.
+    def _read(self, began: float) -> None:
+        """Handle what has come.
 
-        What exceeds one turn's number, or the share of the client's user, is left for the next turn.
+        What exceeds one turn's number of messages, or the share of the client's user, is left for the next turn.
         """
-        at = messages = 0
+        handled = 0
         puts_off = False
-        while self._transport is not None and not self._choked and self._control_end - at >= frames.HEADER.size:
-            if messages == MESSAGES_OF_A_TURN or not self.host.shares.has_time(self.peer, began):
-                puts_off = True
-                break
-            header = frames.parse_header(self._control, at)
-            messages += 1
-            if header.type is MessageType.BODY:
-                at = self._begin_body(header, at + frames.HEADER.size)
-                continue
-            end = at + frames.HEADER.size + header.payload_bytes
-            if end > self._control_end:
-                break
-            message = _understood(frames.decode, header, bytes(self._control[at + frames.HEADER.size : end]))
-            at = end
-            self._machine.received(header.type, frame_id_of(message))
-            self.host.shares.count(self.peer, header.type)
-            _HANDLERS[header.type](self, message)
-        self._control[: self._control_end - at] = self._control[at : self._control_end]
-        self._control_end -= at
-        self._reads_on = puts_off and not self._choked
-        if self._reads_on and self._transport is not None and not self._transport.is_closing():
+        try:
+            while self._transport is not None and (self._wire.reads_body or not self._choked):
+                is_over = handled == MESSAGES_OF_A_TURN or not self.host.shares.has_time(self.peer, began)
+                if is_over and not self._wire.reads_body and len(self._wire.unread) >= HEADER.size:
+                    puts_off = not self._choked
+                    break
+                if (event := _understood(self._wire.next_event)) is None:
+                    break
+                handled += 1
+                self._handle(event)
+        except ProtocolError as error:
+            self._broken(error)
+        self._reads_on = puts_off
+        if puts_off and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self.host.shares.put_off(self.peer, self._listen_again)
 
-    def _hello(self, hello: frames.Hello) -> None:
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, BodyBegins):
+            self._body_begins(event)
+        elif isinstance(event, Body):
+            self._body_whole(event)
+        else:
+            self.host.shares.count(self.peer, messages.number_of(event))
+            _HANDLERS[type(event)](self, event)
+
+    def _hello(self, hello: messages.Hello) -> None:
         self._stop_timer()
         self.who = f"{_process(self.peer)}, which calls itself {_own_words(hello)!r}"
-        if not hello.min_version <= frames.VERSION <= hello.max_version:
+        if not hello.min_version <= messages.VERSION <= hello.max_version:
             message = (
                 f"the client speaks versions {hello.min_version} to {hello.max_version}, "
-                f"this daemon (producerd {__version__}) version {frames.VERSION}; install matching versions"
+                f"this daemon (producerd {__version__}) version {messages.VERSION}; install matching versions"
             )
             versions = f"{hello.min_version}-{hello.max_version}"
             log.warning("client speaks other versions", session=self.session_id, client=self.who, versions=versions)
             self.close(Code.VERSION_MISMATCH, message)
             return
-        self._deliver = hello.on_disconnect == frames.OnDisconnect.DELIVER
+        self._deliver = hello.on_disconnect == messages.OnDisconnect.DELIVER
         self.stays_away = not hello.comes_back
-        self._take_good = hello.bad_rows == frames.BadRows.TAKE_GOOD
+        self._take_good = hello.bad_rows == messages.BadRows.TAKE_GOOD
         rules = self._rules
         self._send(
-            frames.Welcome(
-                version=frames.VERSION,
+            messages.Welcome(
+                version=messages.VERSION,
                 session_id=self.session_id,
                 window_bytes=rules.window_bytes,
                 window_frames=rules.window_frames,
@@ -502,7 +486,7 @@ class Session(asyncio.BufferedProtocol):
         elif error.code == Code.NOT_AUTHORIZED:
             log.warning("stream is not allowed", session=session, client=client, name=name, why=why)
 
-    def _open(self, message: frames.Open) -> None:
+    def _open(self, message: messages.Open) -> None:
         if message.stream_id in self._opened or message.stream_id == 0:
             raise ProtocolError(f"OPEN of stream number {message.stream_id}, which is taken")
         # A second OPEN would count as a second session of the stream.
@@ -512,15 +496,15 @@ class Session(asyncio.BufferedProtocol):
             stream = self.host.open_stream(message.stream, self.uid, dry_run=bool(message.dry_run))
         except ProducerdError as error:
             self._log_not_opened(message.stream, error)
-            self._send(frames.Refused(0, message.stream_id, error.code, str(error)))
+            self._send(messages.Refused(0, message.stream_id, error.code, str(error)))
             return
         opened = self._opened[message.stream_id] = SessionStream(
             self, message.stream_id, stream, resumed=bool(message.resumed)
         )
         max_bytes, max_records = opened.stream.gate.largest_frame
-        self._send(frames.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
+        self._send(messages.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
 
-    def _reserve(self, message: frames.Reserve) -> None:
+    def _reserve(self, message: messages.Reserve) -> None:
         opened = self._opened_by(message.stream_id)
         now = self._loop.time()
         ticket = opened.stream.reserve(opened.member, message.frame_id, message.layout, now)
@@ -528,7 +512,7 @@ class Session(asyncio.BufferedProtocol):
             waiting = self._waiting[message.frame_id] = Waiting(opened, ticket)
             waiting.timer = self._loop.call_later(FIRST_BLOCKED_SECONDS, self._report, waiting)
 
-    def _cancel(self, message: frames.Cancel) -> None:
+    def _cancel(self, message: messages.Cancel) -> None:
         now = self._loop.time()
         if self._granted is not None and self._granted[1].frame_id == message.frame_id:
             opened, ticket = self._take_granted()
@@ -539,12 +523,12 @@ class Session(asyncio.BufferedProtocol):
             waiting.opened.stream.cancel(waiting.ticket, now)
             self.refuse(waiting.opened, message.frame_id, Refusal(Code.CANCELLED, why))
 
-    def _flush(self, message: frames.Flush) -> None:
+    def _flush(self, message: messages.Flush) -> None:
         streams = self._streams_of_frames() if message.stream_id == 0 else [self._opened_by(message.stream_id)]
         for opened in streams:
             opened.stream.flush(opened)
 
-    def _status(self, message: frames.Status) -> None:
+    def _status(self, message: messages.Status) -> None:
         opened = self._opened_by(message.stream_id)
         if message.asks_figures and isinstance(opened.stream, DryRun):
             self._send(opened.stream.figures(opened.stream_id))
@@ -564,7 +548,7 @@ class Session(asyncio.BufferedProtocol):
         status = opened.stream.blocked(opened.stream_id, 0.0, self._loop.time())
         self._send(replace(status, service=answer.service, service_code=answer.code, service_message=answer.message))
 
-    def _closed(self, message: frames.Close) -> None:
+    def _closed(self, message: messages.Close) -> None:
         self.ended_as = "closed"
         log.debug("client closed", session=self.session_id, client=self.who, code=message.code, message=message.message)
         if self._transport is not None:
@@ -583,47 +567,21 @@ class Session(asyncio.BufferedProtocol):
 
     # ---- bodies
 
-    def _begin_body(self, header: frames.Header, at: int) -> int:
-        """Give a body its own buffer and move the bytes that are already here to it.
-
-        Return where the body's bytes end in the control buffer.
-        """
-        if self._granted is None:
-            raise ProtocolError("a BODY that was not granted")
-        _, ticket = self._granted
-        layout = ticket.layout
-        if header.payload_bytes != layout.body_bytes or (header.flags ^ layout.flags) & ~columns.FLAG_RESENT:
-            raise ProtocolError(f"a BODY of {header.payload_bytes} bytes where {layout.body_bytes} were granted")
+    def _body_begins(self, begins: BodyBegins) -> None:
         self._stop_timer()
-        whole_seconds = self._rules.body_timeout_seconds + header.payload_bytes / BODY_BYTES_A_SECOND
-        self._wait_for("a body", whole_seconds)
-        self._body = np.empty(header.payload_bytes, np.uint8).data  # not bytearray, which would fill it with zeros
-        self._body_flags = header.flags
-        here = min(self._control_end - at, header.payload_bytes)
-        self._body[:here] = memoryview(self._control)[at : at + here]
-        self._body_end = here
-        if here == header.payload_bytes:
-            self._body_whole()
-        return at + here
+        body_bytes = begins.layout.body_bytes
+        self._wait_for("a body", self._rules.body_timeout_seconds + body_bytes / BODY_BYTES_A_SECOND)
+        self._wire.read_body(np.empty(body_bytes, np.uint8).data)  # not bytearray, which would fill it with zeros
 
-    def _body_whole(self) -> None:
-        payload, self._body = self._body, None
-        assert payload is not None
+    def _body_whole(self, body: Body) -> None:
         opened, ticket = cast("tuple[SessionStream, Ticket]", self._granted)
-        body = _understood(columns.parse_body, payload, self._body_flags)
-        layout = ticket.layout
-        if body.frame_id != ticket.frame_id or body.layout.charge_bytes != layout.charge_bytes:
-            raise ProtocolError(f"the BODY of frame {body.frame_id} is not the one that was granted")
-        if body.layout.records != layout.records:
-            raise ProtocolError(f"a BODY of {body.layout.records} records where {layout.records} were granted")
         rows = _understood(opened.stream.check, body)
-        self._machine.received(MessageType.BODY, ticket.frame_id)
         self._take_granted()
         frame = Frame(
             opened,
             ticket.frame_id,
             rows,
-            layout.charge_bytes,
+            ticket.layout.charge_bytes,
             patient=ticket.patient,
             takes_good=self._take_good,
         )
@@ -702,7 +660,7 @@ class Session(asyncio.BufferedProtocol):
             self._wait_for(what, min(seconds, stood_still_seconds), again=True)
             return
         self.ended_as = "late"
-        began = "had not begun" if self._granted is not None and self._body is None else "was not whole"
+        began = "had not begun" if self._granted is not None and not self._wire.reads_body else "was not whole"
         told = {"session": self.session_id, "client": self.who, "waited_for": what, "seconds": seconds}
         if self._granted is not None:
             code = Code.DAEMON_LOST
@@ -736,11 +694,10 @@ class Session(asyncio.BufferedProtocol):
 
     # ---- inside
 
-    def _send(self, message: frames.Message) -> None:
+    def _send(self, message: messages.Message) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._machine.sent(frames.number_of(message), frame_id_of(message))
-        self._transport.write(frames.encode(message))
+        self._transport.write(self._wire.send(message))
 
     def _forget_waiting(self, frame_id: int) -> None:
         waiting = self._waiting.pop(frame_id, None)
@@ -750,7 +707,7 @@ class Session(asyncio.BufferedProtocol):
     def _let_go(self) -> None:
         """Release what the session holds when it ends: its reservations, and its share in every open stream."""
         self._stop_timer()
-        self._body = None
+        self._wire.stop()
         now = self._loop.time()
         if self._granted is not None:
             opened, ticket = self._take_granted()
@@ -762,14 +719,14 @@ class Session(asyncio.BufferedProtocol):
         self._opened.clear()
 
 
-_HANDLERS: Final[dict[MessageType, Callable[[Session, Any], None]]] = {
-    MessageType.HELLO: Session._hello,
-    MessageType.OPEN: Session._open,
-    MessageType.RESERVE: Session._reserve,
-    MessageType.CANCEL: Session._cancel,
-    MessageType.FLUSH: Session._flush,
-    MessageType.STATUS: Session._status,
-    MessageType.CLOSE: Session._closed,
+_HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
+    messages.Hello: Session._hello,
+    messages.Open: Session._open,
+    messages.Reserve: Session._reserve,
+    messages.Cancel: Session._cancel,
+    messages.Flush: Session._flush,
+    messages.Status: Session._status,
+    messages.Close: Session._closed,
 }
 
 
@@ -778,7 +735,7 @@ def _process(peer: Peer | None) -> str:
     return "an unknown process" if peer is None else f"uid {peer.uid} pid {peer.pid}"
 
 
-def _own_words(hello: frames.Hello) -> str:
+def _own_words(hello: messages.Hello) -> str:
     """Return what the client says about itself, for the log.  All of it may be invented."""
     client = f"{hello.client or 'client'} pid {hello.pid}"
     if hello.application_id:

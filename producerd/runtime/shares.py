@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from producerd.runtime.logs import get_logger
 from producerd.runtime.peers import Peer
-from producerd.wire.frames import MessageType
+from producerd.wire.messages import MessageType
 
 log = get_logger("producerd")
 

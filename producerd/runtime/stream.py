@@ -27,7 +27,7 @@ from producerd.errors import Code
 from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
 from producerd.runtime.outage import request_values
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body, Layout
 
 log = get_logger("producerd.stream")
@@ -437,11 +437,11 @@ class Stream:
                 why=self.describe(now),
             )
 
-    def blocked(self, stream_id: int, seconds: float, now: float) -> frames.Blocked:
+    def blocked(self, stream_id: int, seconds: float, now: float) -> messages.Blocked:
         """Return why rows of this stream wait, with the numbers."""
         stats = self.pipeline.stats
         holding = self._look(now)
-        return frames.Blocked(
+        return messages.Blocked(
             stream_id,
             seconds,
             self._reason(holding),

@@ -22,8 +22,8 @@ from enum import Enum
 from typing import Final
 
 from producerd.errors import ProtocolError
-from producerd.wire import frames
-from producerd.wire.frames import MessageType as M
+from producerd.wire import messages
+from producerd.wire.messages import MessageType as M
 
 
 class Side(Enum):
@@ -93,7 +93,7 @@ class Machine:
     """
 
     def __init__(self, side: Side, window_frames: int) -> None:
-        self._side = side
+        self.side = side
         self._peer = Side.DAEMON if side is Side.CLIENT else Side.CLIENT
         self.window_frames = window_frames
         self.state = SessionState.CONNECTED
@@ -115,15 +115,18 @@ class Machine:
 
     def sent(self, type_: M, frame_id: int = 0) -> None:
         """Note that this side sends a message.  ``frame_id`` is 0 if the message names no frame."""
-        self._step(self._side, type_, frame_id)
+        self._step(self.side, type_, frame_id)
 
     def received(self, type_: M, frame_id: int = 0) -> None:
         """Note that a message of the other side has arrived.  ``frame_id`` is 0 if the message names no frame."""
         self._step(self._peer, type_, frame_id)
 
+    def check_receives(self, type_: M) -> None:
+        """Raise ProtocolError if the other side never sends this type of message."""
+        _check_sender(self._peer, type_)
+
     def _step(self, sender: Side, type_: M, frame_id: int) -> None:
-        if SENDER.get(type_, sender) is not sender:
-            raise ProtocolError(f"{type_.name} from the {sender.value}")
+        _check_sender(sender, type_)
         state = SESSION.get((self.state, type_))
         if state is None:
             raise ProtocolError(f"{type_.name} while the session is {self.state.value}")
@@ -133,7 +136,7 @@ class Machine:
 
     def _step_frame(self, type_: M, frame_id: int) -> None:
         old = self.frame_state(frame_id)
-        new = FRAME[self._side].get((old, type_))
+        new = FRAME[self.side].get((old, type_))
         if new is None:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which is {old.value}")
         if type_ is M.RESERVE:
@@ -150,6 +153,11 @@ class Machine:
             self._frames[frame_id] = new
 
 
-def frame_id_of(message: frames.Message) -> int:
+def _check_sender(sender: Side, type_: M) -> None:
+    if SENDER.get(type_, sender) is not sender:
+        raise ProtocolError(f"{type_.name} from the {sender.value}")
+
+
+def frame_id_of(message: messages.Message) -> int:
     """Return the id of the frame that a message names, or 0."""
     return getattr(message, "frame_id", 0)

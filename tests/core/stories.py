@@ -27,21 +27,21 @@ from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.core.stats import StreamStats
 from producerd.errors import Code
 from producerd.testing import hash_of
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES
 from tests.core.rows import Row, even_map, rows_of
 from tests.simulation.setting import ADDRESS, make_rules
 
 
-def on_the_wire(result: FrameResult) -> frames.Ack:
-    """The acknowledgement as a client reads it: `frames.decode` checks that it holds together."""
-    codes = tuple(frames.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes)
+def on_the_wire(result: FrameResult) -> messages.Ack:
+    """The acknowledgement as a client reads it: `messages.decode` checks that it holds together."""
+    codes = tuple(messages.RowCode(end.outcome, end.code, end.message, end.maybe_stored) for end in result.codes)
     tallies = (result.stored, result.not_stored, result.unknown, result.returned)
     counts = (result.retries, result.throttled, result.possible_duplicates, result.spread_keys)
-    ack = frames.Ack(1, result.records, *tallies, *counts, result.bitmap, result.code_rows, codes, result.judged)
-    data = frames.encode(ack)
-    again = frames.decode(frames.parse_header(data), data[frames.HEADER.size :])
-    assert isinstance(again, frames.Ack)
+    ack = messages.Ack(1, result.records, *tallies, *counts, result.bitmap, result.code_rows, codes, result.judged)
+    data = messages.encode(ack)
+    again = messages.decode(messages.parse_header(data), data[messages.HEADER.size :])
+    assert isinstance(again, messages.Ack)
     return again
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from producerd.errors import ProtocolError
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Columns, Layout, lay_out
 from tests.daemon import ROOT, WireClient
 
@@ -61,16 +61,16 @@ class World:
         self.met["connections"] += 1
         return WireClient(self.socket, PATIENCE_SECONDS)
 
-    def opened(self, client: WireClient, stream: str) -> frames.Opened | None:
+    def opened(self, client: WireClient, stream: str) -> messages.Opened | None:
         """Greet and open; None where the daemon refuses it."""
-        client.send(frames.Hello(1, 1, client="abuser"))
-        if not isinstance(self.heard(client), frames.Welcome):
+        client.send(messages.Hello(1, 1, client="abuser"))
+        if not isinstance(self.heard(client), messages.Welcome):
             return None
-        client.send(frames.Open(1, stream))
+        client.send(messages.Open(1, stream))
         answer = self.heard(client)
-        return answer if isinstance(answer, frames.Opened) else None
+        return answer if isinstance(answer, messages.Opened) else None
 
-    def heard(self, client: WireClient) -> frames.Message:
+    def heard(self, client: WireClient) -> messages.Message:
         """The next message, counted by its type, and by its code if it has one."""
         message = client.read()
         code = getattr(message, "code", "")
@@ -87,8 +87,8 @@ class World:
 def half_frames(world: World) -> None:
     """Die in the middle of a message: HELLO, OPEN, RESERVE or a body that was granted."""
     with world.connect() as client:
-        hello = frames.encode(frames.Hello(1, 1, client="abuser"))
-        following = frames.encode(frames.Open(2, "plain"))
+        hello = messages.encode(messages.Hello(1, 1, client="abuser"))
+        following = messages.encode(messages.Open(2, "plain"))
         part = world.chance.randrange(4)
         if part == 0:
             client.send(_cut(hello, world.chance))
@@ -97,11 +97,11 @@ def half_frames(world: World) -> None:
         elif part == 1:
             client.send(_cut(following, world.chance))
         elif part == 2:
-            client.send(_cut(frames.encode(frames.Reserve(1, 1, _rows(50).layout)), world.chance))
+            client.send(_cut(messages.encode(messages.Reserve(1, 1, _rows(50).layout)), world.chance))
         else:
             columns = _rows(50, data_bytes=2_000)
             frame_id = client.reserve(columns.layout)
-            if isinstance(world.heard(client), frames.Grant):
+            if isinstance(world.heard(client), messages.Grant):
                 client.send(_cut(client.body(frame_id, columns), world.chance))
         world.met["died"] += 1
 
@@ -111,11 +111,11 @@ def never_reads(world: World) -> None:
     with world.connect() as client:
         client.socket.settimeout(CHOKED_SECONDS)
         columns = _rows(1)
-        client.send(frames.Hello(1, 1, client="abuser"), frames.Open(1, OWN))
+        client.send(messages.Hello(1, 1, client="abuser"), messages.Open(1, OWN))
         with contextlib.suppress(TimeoutError):
             while not world.ended.is_set():
                 if world.number % 2:
-                    client.send(frames.encode(frames.Status(1)) * FLOOD)
+                    client.send(messages.encode(messages.Status(1)) * FLOOD)
                     world.met["unread STATUS"] += FLOOD
                 else:
                     frame_id = client.reserve(columns.layout)
@@ -130,24 +130,24 @@ def never_reads(world: World) -> None:
 def one_byte_a_second(world: World) -> None:
     """Send one message, another type for each client, byte by byte."""
     columns = _rows(20)
-    slow: tuple[frames.Message | bytes, ...] = (
-        frames.Hello(1, 1, client="abuser" * 20),
+    slow: tuple[messages.Message | bytes, ...] = (
+        messages.Hello(1, 1, client="abuser" * 20),
         b"body",
-        frames.Open(2, "ordered" * 10),
-        frames.Reserve(1, 1, columns.layout),
-        frames.Cancel(1),
-        frames.Flush(1),
-        frames.Status(1),
-        frames.Close("SLOW", "slowly" * 20),
+        messages.Open(2, "ordered" * 10),
+        messages.Reserve(1, 1, columns.layout),
+        messages.Cancel(1),
+        messages.Flush(1),
+        messages.Status(1),
+        messages.Close("SLOW", "slowly" * 20),
     )
     message = slow[world.number % len(slow)]
     with world.connect() as client:
-        if not isinstance(message, frames.Hello) and world.opened(client, world.chance.choice(HONEST)) is None:
+        if not isinstance(message, messages.Hello) and world.opened(client, world.chance.choice(HONEST)) is None:
             return
-        data = message if isinstance(message, bytes) else frames.encode(message)
+        data = message if isinstance(message, bytes) else messages.encode(message)
         if message == b"body":
             frame_id = client.reserve(columns.layout)
-            if not isinstance(world.heard(client), frames.Grant):
+            if not isinstance(world.heard(client), messages.Grant):
                 return
             data = client.body(frame_id, columns)
         for place in range(len(data)):
@@ -167,11 +167,11 @@ def crowd(world: World) -> None:
             new = [world.connect() for _ in range(CROWD // ABUSES["crowd"].clients - len(held))]
             for client in new:
                 with contextlib.suppress(OSError):
-                    client.send(frames.Hello(1, 1, client="abuser"))
+                    client.send(messages.Hello(1, 1, client="abuser"))
             for client in new:
                 kept = False
                 with contextlib.suppress(OSError, EOFError):
-                    kept = isinstance(world.heard(client), frames.Welcome)
+                    kept = isinstance(world.heard(client), messages.Welcome)
                 if kept:
                     held.append(client)
                 else:
@@ -192,7 +192,7 @@ def garbage(world: World) -> None:
         elif world.opened(client, OWN) is not None:
             columns = _rows(chance.randrange(1, 50))
             frame_id = client.reserve(columns.layout)
-            if isinstance(world.heard(client), frames.Grant):
+            if isinstance(world.heard(client), messages.Grant):
                 client.send(*_spoiled([client.body(frame_id, columns)], chance))
         client.socket.shutdown(1)
         for message in client.read_to_end():
@@ -212,8 +212,8 @@ def status_flood(world: World) -> None:
     """Ask how a stream is, over and over, and half of the time have the daemon ask the service, too."""
     with world.connect() as client:
         if world.opened(client, HONEST[world.number % len(HONEST)]) is not None:
-            questions = frames.encode(frames.Status(1)) * (FLOOD // 2)
-            questions += frames.encode(frames.Status(1, asks_service=1)) * (FLOOD // 2)
+            questions = messages.encode(messages.Status(1)) * (FLOOD // 2)
+            questions += messages.encode(messages.Status(1, asks_service=1)) * (FLOOD // 2)
             while not world.ended.is_set():
                 client.send(questions)
                 for _ in range(FLOOD):
@@ -225,7 +225,7 @@ def flush_flood(world: World) -> None:
     with world.connect() as client:
         if world.opened(client, HONEST[world.number % len(HONEST)]) is not None:
             while not world.ended.is_set():
-                client.send(frames.encode(frames.Flush(world.number % 2)) * FLOOD)
+                client.send(messages.encode(messages.Flush(world.number % 2)) * FLOOD)
                 world.met["flushes"] += FLOOD
 
 
@@ -234,24 +234,24 @@ def reconnects(world: World) -> None:
     with world.connect() as client:
         steps = world.chance.randrange(4)
         if steps == 1:
-            client.send(frames.Hello(1, 1, client="abuser"))
+            client.send(messages.Hello(1, 1, client="abuser"))
         elif steps == 2:
             world.opened(client, world.chance.choice(HONEST))
         elif steps == 3:
-            client.send(frames.Hello(8, 9, client="abuser"))
+            client.send(messages.Hello(8, 9, client="abuser"))
             world.heard(client)
 
 
 def wrong_names(world: World) -> None:
     """Open streams that no service has, and names that no stream can have; put a record to one that is opened."""
     with world.connect() as client:
-        client.send(frames.Hello(1, 1, client="abuser"))
+        client.send(messages.Hello(1, 1, client="abuser"))
         world.heard(client)
         names = [_wrong_name(world.chance) for _ in range(NAMES_OF_A_CONNECTION)]
-        client.send(*(frames.Open(number, name) for number, name in enumerate(names, 1)))
+        client.send(*(messages.Open(number, name) for number, name in enumerate(names, 1)))
         world.met["wrong names"] += len(names)
         answers = [world.heard(client) for _ in names]
-        opened = [answer for answer in answers if isinstance(answer, frames.Opened)]
+        opened = [answer for answer in answers if isinstance(answer, messages.Opened)]
         if opened:
             client.put(_rows(1), stream_id=opened[0].stream_id)
             world.heard(client)
@@ -271,7 +271,7 @@ def largest_frames(world: World) -> None:
         if world.number % 2:
             for columns in _largest(opened):
                 frame_id = client.reserve(columns.layout)
-                if isinstance(world.heard(client), frames.Grant):
+                if isinstance(world.heard(client), messages.Grant):
                     client.send(client.body(frame_id, columns))
                     world.heard(client)
             return
@@ -284,15 +284,15 @@ def largest_frames(world: World) -> None:
             client.reserve(layout)
             world.heard(client)
         if world.chance.random() < 0.5:
-            client.send(frames.HEADER.pack(frames.MessageType.OPEN, 0, 0, frames.MAX_CONTROL_BYTES + 1))
+            client.send(messages.HEADER.pack(messages.MessageType.OPEN, 0, 0, messages.MAX_CONTROL_BYTES + 1))
         else:
             client.reserve(_rows(1).layout)
             world.heard(client)
-            client.send(frames.HEADER.pack(frames.MessageType.BODY, 0, 0, 2**32 - 1))
+            client.send(messages.HEADER.pack(messages.MessageType.BODY, 0, 0, 2**32 - 1))
         world.hear_out(client)
 
 
-def _largest(opened: frames.Opened) -> tuple[Columns, Columns]:
+def _largest(opened: messages.Opened) -> tuple[Columns, Columns]:
     """A frame of as many bytes as the daemon takes, and one of as many records."""
     room_bytes = opened.max_frame_bytes - FRAME_CHARGE_BYTES
     record_bytes = RECORD_CHARGE_BYTES + KEY_BYTES
@@ -339,25 +339,25 @@ def _cut(data: bytes, chance: random.Random) -> bytes:
 def _conversation(chance: random.Random) -> list[bytes]:
     """What a client says in a session of one frame, and some messages that are only the daemon's to send."""
     columns = _rows(chance.randrange(1, 9))
-    said: list[frames.Message] = [
-        frames.Hello(1, 1, chance.randrange(2), chance.randrange(2), "abuser", attempt=chance.getrandbits(40)),
-        frames.Open(1, OWN),
-        frames.Status(1),
-        frames.Reserve(1, 1, columns.layout),
-        frames.Flush(chance.randrange(3)),
-        frames.Cancel(chance.randrange(3)),
-        frames.Ack(1, 1, 1, 0, 0, 0),
-        frames.Grant(1),
-        frames.Close("ABUSED", "enough"),
+    said: list[messages.Message] = [
+        messages.Hello(1, 1, chance.randrange(2), chance.randrange(2), "abuser", attempt=chance.getrandbits(40)),
+        messages.Open(1, OWN),
+        messages.Status(1),
+        messages.Reserve(1, 1, columns.layout),
+        messages.Flush(chance.randrange(3)),
+        messages.Cancel(chance.randrange(3)),
+        messages.Ack(1, 1, 1, 0, 0, 0),
+        messages.Grant(1),
+        messages.Close("ABUSED", "enough"),
     ]
-    return [frames.encode(message) for message in said[: chance.randrange(2, len(said) + 1)]]
+    return [messages.encode(message) for message in said[: chance.randrange(2, len(said) + 1)]]
 
 
-def _spoiled(messages: list[bytes], chance: random.Random) -> list[bytes]:
+def _spoiled(said: list[bytes], chance: random.Random) -> list[bytes]:
     """These messages with one to three faults."""
     for _ in range(chance.randrange(1, 4)):
-        place = chance.randrange(len(messages))
-        message = bytearray(messages[place])
+        place = chance.randrange(len(said))
+        message = bytearray(said[place])
         kind = chance.randrange(5)
         if kind == 0 and message:
             message[chance.randrange(len(message))] = chance.randrange(256)
@@ -367,11 +367,11 @@ def _spoiled(messages: list[bytes], chance: random.Random) -> list[bytes]:
         elif kind == 2:
             del message[chance.randrange(len(message) + 1) :]
         elif kind == 3:
-            messages.insert(place, bytes(message))
+            said.insert(place, bytes(message))
         else:
             message += chance.randbytes(chance.randrange(1, 100))
-        messages[place] = bytes(message)
-    return messages
+        said[place] = bytes(message)
+    return said
 
 
 def _abuse(abuse: Abuse, world: World) -> None:

@@ -15,7 +15,7 @@ from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.session import Session, SessionRules
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns
 
 RULES = SessionRules(
@@ -87,7 +87,7 @@ class StandInKinesis:
         return Tried(None, by_put_records=True, endpoint="there")
 
 
-Said = bytes | frames.Message
+Said = bytes | messages.Message
 """A message of a client, or bytes of one or more."""
 
 
@@ -127,16 +127,16 @@ class StandInTransport(asyncio.Transport):
     def abort(self) -> None:
         self.closed = True
 
-    def drain(self) -> list[frames.Message]:
+    def drain(self) -> list[messages.Message]:
         """Return what was written until now, and forget it."""
-        messages, at = [], 0
+        said, at = [], 0
         while at < len(self.written):
-            header = frames.parse_header(self.written, at)
-            end = at + frames.HEADER.size + header.payload_bytes
-            messages.append(frames.decode(header, self.written[at + frames.HEADER.size : end]))
+            header = messages.parse_header(self.written, at)
+            end = at + messages.HEADER.size + header.payload_bytes
+            said.append(messages.decode(header, self.written[at + messages.HEADER.size : end]))
             at = end
         self.written = b""
-        return messages
+        return said
 
 
 class StandInHost:
@@ -151,7 +151,7 @@ class StandInHost:
         self.failures: list[Exception] = []
         self.questions: list[Callable[[ServiceAnswer], None]] = []  # what has been asked of the service
         self.answers_late = False
-        self.word = ServiceAnswer(frames.Service.FAILED, Code.UNREACHABLE, "no such host")
+        self.word = ServiceAnswer(messages.Service.FAILED, Code.UNREACHABLE, "no such host")
         settings = StreamSettings(queue_limit=queue_limit, **changed)
         self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
         self.streams = {"flights": self.stream}
@@ -178,7 +178,7 @@ class StandInHost:
 
 def tell(session: Session, *said: Said, piece: int = 1 << 20) -> None:
     """Hand a client's messages over as a transport does, at most ``piece`` bytes at a time."""
-    data = b"".join(each if isinstance(each, bytes) else frames.encode(each) for each in said)
+    data = b"".join(each if isinstance(each, bytes) else messages.encode(each) for each in said)
     while data:
         buffer = session.get_buffer(-1)
         count = min(len(buffer), len(data), piece)
@@ -198,18 +198,18 @@ def connected(host: StandInHost, *said: Said) -> tuple[Session, StandInTransport
 
 def opened(host: StandInHost, *said: Said) -> tuple[Session, StandInTransport]:
     """Return the same of a client that has opened ``flights``, and then has said this."""
-    session, transport = connected(host, frames.Hello(1, 1, client="test"), frames.Open(1, "flights"))
-    assert [type(message) for message in transport.drain()] == [frames.Welcome, frames.Opened]
+    session, transport = connected(host, messages.Hello(1, 1, client="test"), messages.Open(1, "flights"))
+    assert [type(message) for message in transport.drain()] == [messages.Welcome, messages.Opened]
     tell(session, *said)
     return session, transport
 
 
 def reserve(number: int, columns: Columns, stream_id: int = 1) -> bytes:
-    return frames.encode(frames.Reserve(number, stream_id, columns.layout))
+    return messages.encode(messages.Reserve(number, stream_id, columns.layout))
 
 
 def body(number: int, columns: Columns) -> bytes:
-    return b"".join((frames.body_header(columns.layout), columns.body_prefix(number), *map(bytes, columns.parts)))
+    return b"".join((messages.body_header(columns.layout), columns.body_prefix(number), *map(bytes, columns.parts)))
 
 
 def put(number: int, columns: Columns, stream_id: int = 1) -> bytes:

@@ -14,7 +14,7 @@ from producerd.errors import Code
 from producerd.runtime.asking import Asking, ServiceAnswer, answer_of
 from producerd.runtime.kinesis import Tried
 from producerd.runtime.stream import Stream
-from producerd.wire.frames import Service
+from producerd.wire.messages import Service
 from tests.runtime.stand_ins import DENIED, StandInKinesis
 from tests.runtime.virtual_time import live
 

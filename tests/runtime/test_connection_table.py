@@ -13,7 +13,7 @@ from producerd.errors import Code
 from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Layout
 from tests.runtime.stand_ins import StandInHost, StandInTransport, tell
 
@@ -33,7 +33,7 @@ class Table:
         self.monkeypatch.setattr(self.host, "admit", lambda session: self.connections.admit(session, self.node))
         self.monkeypatch.setattr(self.host, "ended", self.connections.forget)
         self.clients: dict[str, tuple[Session, StandInTransport]] = {}
-        self.ended: dict[str, frames.Close] = {}
+        self.ended: dict[str, messages.Close] = {}
         self.seconds = 0.0
         self.monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.seconds)
 
@@ -47,19 +47,19 @@ class Table:
         transport = StandInTransport(session)
         self.clients[name] = session, transport
         if greets and name not in self.gone():
-            tell(session, frames.Hello(1, 1, comes_back=int(not old)))
+            tell(session, messages.Hello(1, 1, comes_back=int(not old)))
             if opens:
-                tell(session, frames.Open(1, "flights"))
+                tell(session, messages.Open(1, "flights"))
 
-    def speak(self, name: str, message: frames.Message) -> None:
+    def speak(self, name: str, message: messages.Message) -> None:
         self.seconds += 1.0
         tell(self.clients[name][0], message)
 
-    def closes(self) -> dict[str, frames.Close]:
+    def closes(self) -> dict[str, messages.Close]:
         """Return the CLOSE of each client that was sent away."""
         for name, (_, transport) in self.clients.items():
             if transport.closed and name not in self.ended:
-                self.ended[name] = next(each for each in transport.drain() if isinstance(each, frames.Close))
+                self.ended[name] = next(each for each in transport.drain() if isinstance(each, messages.Close))
         return {name: self.ended[name] for name in self.clients if name in self.ended}
 
     def gone(self) -> dict[str, str]:
@@ -94,7 +94,7 @@ async def test_first_goes_who_has_no_stream_then_the_longest_idle_of_the_user_wi
     for name in ("a", "b", "c"):
         table.come(name, 8)
     table.come("silent", 9, greets=False)
-    table.speak("a", frames.Status(1))
+    table.speak("a", messages.Status(1))
     assert len(table.connections) == 5
     assert list(table.connections) == [session for session, _ in table.clients.values()]
     table.come("first", 10)
@@ -108,14 +108,14 @@ async def test_first_goes_who_has_no_stream_then_the_longest_idle_of_the_user_wi
 async def test_who_is_owed_something_stays_and_a_newcomer_is_turned_away(table: Any) -> None:
     table = table(max_connections=2)
     table.come("granted", 7)
-    table.speak("granted", frames.Reserve(1, 1, LAYOUT))
+    table.speak("granted", messages.Reserve(1, 1, LAYOUT))
     table.come("waiting", 7)
     table.host.stream.gate.set_limits(1, 4096, 0.0)
-    table.speak("waiting", frames.Reserve(1, 1, LAYOUT))
+    table.speak("waiting", messages.Reserve(1, 1, LAYOUT))
     table.come("new", 8)
     assert table.gone() == {"new": Code.CONNECTION_LIMIT}
     assert table.message_to("new") == "max_connections = 2 clients are connected, and none of them makes place now"
-    table.speak("granted", frames.Cancel(1))
+    table.speak("granted", messages.Cancel(1))
     table.come("newer", 8)
     assert table.gone() == {"new": Code.CONNECTION_LIMIT, "granted": Code.TABLE_FULL}
 
@@ -127,7 +127,7 @@ async def test_who_has_asked_about_the_service_stays_until_the_answer(table: Any
     table.come("asks", 7)
     table.come("too", 7)
     for name in ("asks", "too"):
-        table.speak(name, frames.Status(1, asks_service=1))
+        table.speak(name, messages.Status(1, asks_service=1))
     table.come("new", 8)
     assert table.gone() == {"new": Code.CONNECTION_LIMIT}
     table.host.questions[1](table.host.word)
@@ -142,7 +142,7 @@ async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table:
     table = table(max_connections=8)
     table.come("silent", 7, greets=False)
     table.come("busy", 7)
-    table.speak("busy", frames.Reserve(1, 1, LAYOUT))
+    table.speak("busy", messages.Reserve(1, 1, LAYOUT))
     for name in ("x", "y"):
         table.come(name, 9)
     for name in ("a", "b", "c", "d"):
@@ -166,16 +166,16 @@ async def test_a_table_above_its_limit_comes_down_to_it_with_the_next_client(tab
     table = table(max_connections=8)
     for number in range(6):
         table.come(f"{number}", 7)
-        table.speak(f"{number}", frames.Reserve(1, 1, LAYOUT))
+        table.speak(f"{number}", messages.Reserve(1, 1, LAYOUT))
     table.node = NodeSettings(max_connections=3)
     table.connections.fit(table.node)
     assert not table.gone()
-    table.speak("0", frames.Cancel(1))
+    table.speak("0", messages.Cancel(1))
     table.come("too early", 8)
     assert list(table.gone()) == ["0", "too early"]
     assert table.message_to("too early").startswith("max_connections = 3 clients are connected")
     for number in range(1, 6):
-        table.speak(f"{number}", frames.Cancel(1))
+        table.speak(f"{number}", messages.Cancel(1))
     table.come("new", 8)
     assert table.stay() == ["4", "5", "new"]
 
@@ -189,7 +189,7 @@ async def test_a_client_of_an_old_release_goes_last(table: Any) -> None:
     assert list(table.gone()) == ["new"]
     table.come("another", 7)
     assert list(table.gone()) == ["new", "next"]
-    table.speak("another", frames.Reserve(1, 1, LAYOUT))
+    table.speak("another", messages.Reserve(1, 1, LAYOUT))
     table.come("last", 7)
     assert sorted(table.gone()) == ["new", "next", "old without a stream"]
 
@@ -203,7 +203,7 @@ async def test_a_user_with_all_that_one_may_have_lets_go_of_an_own_one(table: An
     table.come("third", 8)
     assert table.gone() == {"first": Code.TABLE_FULL}
     for name in ("second", "third"):
-        table.speak(name, frames.Reserve(1, 1, LAYOUT))
+        table.speak(name, messages.Reserve(1, 1, LAYOUT))
     table.come("fourth", 8)
     assert table.gone() == {"first": Code.TABLE_FULL, "fourth": Code.CONNECTION_LIMIT}
     assert table.message_to("fourth") == (

@@ -13,12 +13,12 @@ from producerd.ctl.daemon import AdminClient
 from producerd.errors import Code
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import lay_out
 from spark_client.connection import Connection
 from tests.daemon import conserved, daemon, data_of, idle, rows, session, until
 
-HELLO = frames.Hello(1, 1)
+HELLO = messages.Hello(1, 1)
 
 
 def read_with_boto3(server: FakeServer, stream: str) -> list[dict[str, Any]]:
@@ -98,14 +98,14 @@ def test_a_full_queue_blocks_the_second_caller_until_there_is_room(kinesis: Fake
         assert second.hears_nothing()
         assert running.metrics()["backpressure_blocked_clients"] == 1
         until(lambda: running.metrics()["inflight_requests"] > 0, "the request that hangs")
-        second.send(frames.Status(1))
-        status = second.expect(frames.Blocked)
+        second.send(messages.Status(1))
+        status = second.expect(messages.Blocked)
         assert (status.queue_records, status.queue_limit_records) == (95, 100)
         kinesis.standing.clear()
         server.release()
         told = [second.read(), second.read()]  # in which order, the shards decide
-        assert [message.stored for message in told if isinstance(message, frames.Ack)] == [20]
-        assert [message.frame_id for message in told if isinstance(message, frames.Grant)] == [blocked]
+        assert [message.stored for message in told if isinstance(message, messages.Ack)] == [20]
+        assert [message.frame_id for message in told if isinstance(message, messages.Grant)] == [blocked]
         second.send(second.body(blocked, rows(20)))
         assert second.acks()[0].stored == 20
         assert sum(ack.stored for ack in first.acks(3)) == 75
@@ -143,8 +143,8 @@ def test_kinesis_itself_judges_a_record_above_the_limit_that_the_daemon_knows(
 def test_streams_allowed_listed_takes_no_other(kinesis: FakeKinesis, server: FakeServer) -> None:
     listed: dict[str, Any] = {'streams."flights".linger_seconds': 0.0}
     with daemon(server.url, streams_allowed="listed", **listed) as running, session(running) as client:
-        client.send(frames.Open(2, "clicks"))
-        refused = client.expect(frames.Refused)
+        client.send(messages.Open(2, "clicks"))
+        refused = client.expect(messages.Refused)
         assert refused.code == Code.NOT_AUTHORIZED
         assert '[streams."clicks"]' in refused.message
         admin = running.socket.with_name("daemon.admin.sock")

@@ -32,7 +32,7 @@ from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from tests.daemon import directory, one, rows, until_on_loop
 from tests.runtime.stand_ins import StandInKinesis, StandInTransport, body, reserve, tell
 from tests.runtime.virtual_time import VirtualLoop
@@ -175,8 +175,8 @@ class Life:
         session = cast("Session", self.make_session())
         transport = Transport(session, reads=reads)
         if not transport.closed:
-            tell(session, frames.encode(frames.Hello(1, 1, int(deliver), client="test", comes_back=1)))
-            tell(session, frames.encode(frames.Open(1, stream)) if stream else b"")
+            tell(session, messages.encode(messages.Hello(1, 1, int(deliver), client="test", comes_back=1)))
+            tell(session, messages.encode(messages.Open(1, stream)) if stream else b"")
         return transport
 
     def put(self, client: Transport, number: int = 1, records: int = 5) -> None:
@@ -296,13 +296,13 @@ def codes_of(client: Transport) -> list[tuple[str, int, str]]:
     told = []
     for message in client.drain():
         match message:
-            case frames.Draining(seconds):
+            case messages.Draining(seconds):
                 told.append(("draining", int(seconds), ""))
-            case frames.Ack():
+            case messages.Ack():
                 told.append(("returned" if message.returned else "stored", message.records, ""))
-            case frames.Refused():
+            case messages.Refused():
                 told.append(("refused", message.frame_id, message.code))
-            case frames.Close():
+            case messages.Close():
                 told.append(("close", 0, message.code))
     return told
 
@@ -373,7 +373,7 @@ def test_a_session_has_the_next_number_and_its_end_is_counted_and_makes_place(li
         await turns()
         second = life.client()
         (close,) = second.drain()
-        assert isinstance(close, frames.Close)
+        assert isinstance(close, messages.Close)
         why = "max_connections = 1 clients are connected, and none of them makes place now"
         assert (close.code, close.message) == (Code.CONNECTION_LIMIT, why)
         await turns()
@@ -382,7 +382,7 @@ def test_a_session_has_the_next_number_and_its_end_is_counted_and_makes_place(li
         assert life.daemon.connections == 0
         third = life.client()
         welcomes = [message for client in (first, third) for message in client.drain()]
-        assert [each.session_id for each in welcomes if isinstance(each, frames.Welcome)] == [1, 3]
+        assert [each.session_id for each in welcomes if isinstance(each, messages.Welcome)] == [1, 3]
         for reason in ("connection_limit", "lost"):
             assert await life.shows(f'client_disconnects_total{{reason="{reason}"}}') == "1.0"
         life.service.answers.set()
@@ -397,7 +397,7 @@ def test_the_service_is_asked_while_the_daemon_serves(live: Live) -> None:
         (stream,) = life.streams
         life.daemon.ask_service(stream, heard.append)
         await turns()
-        ready = ServiceAnswer(frames.Service.READY, message="a dry run of PutRecords is allowed, at there")
+        ready = ServiceAnswer(messages.Service.READY, message="a dry run of PutRecords is allowed, at there")
         assert heard == [ready]
         life.service.answers.clear()
         life.put(client)
@@ -405,7 +405,7 @@ def test_the_service_is_asked_while_the_daemon_serves(live: Live) -> None:
         life.signal()
         await turns()
         life.daemon.ask_service(stream, heard.append)
-        assert heard == [ready, ServiceAnswer(frames.Service.FAILED, Code.DRAINING, "the daemon stops")]
+        assert heard == [ready, ServiceAnswer(messages.Service.FAILED, Code.DRAINING, "the daemon stops")]
         with pytest.raises(Refused, match="the daemon stops") as refused:
             life.daemon.open_stream("flights", None)
         assert refused.value.code == Code.DRAINING

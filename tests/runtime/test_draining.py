@@ -10,13 +10,13 @@ import pytest
 from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
+from producerd.wire import messages
 from tests.daemon import daemon, one, rows, session, until
 
 
-def outcomes(messages: list[frames.Message]) -> dict[int, frames.Ack]:
+def outcomes(said: list[messages.Message]) -> dict[int, messages.Ack]:
     """The acknowledgements by frame; each frame has one."""
-    acks = [message for message in messages if isinstance(message, frames.Ack)]
+    acks = [message for message in said if isinstance(message, messages.Ack)]
     by_frame = {ack.frame_id: ack for ack in acks}
     assert len(by_frame) == len(acks), "a frame was acknowledged twice"
     return by_frame
@@ -36,17 +36,17 @@ def test_a_full_queue_is_finished_or_returned_and_every_row_has_one_outcome(
             blocked = client.reserve(rows(90).layout)
             began = time.monotonic()
             running.signal()
-            messages = client.read_to_end()
+            said = client.read_to_end()
             assert running.wait() == 0
             assert time.monotonic() - began < 5, "it waits for nothing when all is settled"
-        draining = next(message for message in messages if isinstance(message, frames.Draining))
+        draining = next(message for message in said if isinstance(message, messages.Draining))
         assert draining.deadline_seconds == 10
-        refused = [message for message in messages if isinstance(message, frames.Refused)]
+        refused = [message for message in said if isinstance(message, messages.Refused)]
         assert [(message.frame_id, message.code) for message in refused] == [(blocked, Code.DRAINING)]
-        assert isinstance(messages[-1], frames.Close)
-        assert messages[-1].code == Code.DRAINING
+        assert isinstance(said[-1], messages.Close)
+        assert said[-1].code == Code.DRAINING
         log = running.log
-    acks = outcomes(messages)
+    acks = outcomes(said)
     assert set(acks) == set(sent)
     stored = sum(ack.stored for ack in acks.values())
     assert 0 < stored < 300
@@ -72,7 +72,7 @@ def test_a_daemon_that_is_killed_loses_no_acknowledged_row_and_its_socket_is_tak
         acknowledged = {ack.frame_id: ack.stored for ack in client.acks(5)}
         killed.signal(signal.SIGKILL)
         killed.wait()
-        acknowledged |= {ack.frame_id: ack.stored for ack in client.read_to_end() if isinstance(ack, frames.Ack)}
+        acknowledged |= {ack.frame_id: ack.stored for ack in client.read_to_end() if isinstance(ack, messages.Ack)}
         client.close()
         assert killed.socket.exists()
         assert sum(acknowledged.values()) <= len(kinesis.streams["flights"].entries())

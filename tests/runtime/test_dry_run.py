@@ -13,7 +13,7 @@ from producerd.core.kpl.aggregation import Aggregate
 from producerd.errors import Code, Outcome
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns, lay_out
 from tests.daemon import DaemonProcess, WireClient, daemon, rows
 
@@ -21,20 +21,20 @@ UNIT = 25 * 1024
 
 
 def tried(
-    running: DaemonProcess, *bodies: Columns, service: int = frames.Service.READY
-) -> tuple[list[frames.Ack], frames.Figures]:
+    running: DaemonProcess, *bodies: Columns, service: int = messages.Service.READY
+) -> tuple[list[messages.Ack], messages.Figures]:
     """What a dry run of these frames says."""
     with trying(running) as client:
         assert client.welcome is not None
         assert client.welcome.dry_runs == 1
-        client.send(frames.Status(1, asks_service=1))
-        assert client.expect(frames.Blocked).service == service
+        client.send(messages.Status(1, asks_service=1))
+        assert client.expect(messages.Blocked).service == service
         for body in bodies:
             client.put(body)
-        client.send(frames.Flush(1))
+        client.send(messages.Flush(1))
         acks = client.acks(len(bodies))
-        client.send(frames.Status(1, asks_figures=1))
-        return acks, client.expect(frames.Figures)
+        client.send(messages.Status(1, asks_figures=1))
+        return acks, client.expect(messages.Figures)
 
 
 @pytest.mark.promise("dry-run-stores-nothing")
@@ -65,7 +65,7 @@ def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
         client.open()
         for body in bodies:
             client.put(body)
-        client.send(frames.Flush(1))
+        client.send(messages.Flush(1))
         client.acks(2)
     sizes = [len(entry.partition_key) + len(entry.data) for entry in flights.entries()]
     found = len(sizes), sum(sizes), sum(max(1, math.ceil(size / UNIT)) for size in sizes)
@@ -80,17 +80,17 @@ def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
 def trying(running: DaemonProcess) -> Iterator[WireClient]:
     """A client that has opened a dry run."""
     with WireClient(running.socket).hello(take_good=True) as client:
-        client.send(frames.Open(1, "flights", dry_run=1))
-        client.expect(frames.Opened)
+        client.send(messages.Open(1, "flights", dry_run=1))
+        client.expect(messages.Opened)
         yield client
 
 
-def figures_of(client: WireClient) -> frames.Figures:
+def figures_of(client: WireClient) -> messages.Figures:
     """Flush a hundred rows, all of which are taken, and return what the dry run says."""
-    client.send(frames.Flush(1))
+    client.send(messages.Flush(1))
     assert client.acks()[0].stored == 100
-    client.send(frames.Status(1, asks_figures=1))
-    return client.expect(frames.Figures)
+    client.send(messages.Status(1, asks_figures=1))
+    return client.expect(messages.Figures)
 
 
 def test_rows_wait_for_the_shards_and_do_not_expire(kinesis: FakeKinesis, server: FakeServer) -> None:
@@ -127,6 +127,6 @@ def test_without_a_list_of_the_shards_a_stream_of_plain_records_is_counted_as_on
 ) -> None:
     kinesis.standing.append(Fault("error", action="ListShards", status=400, code="AccessDeniedException"))
     with daemon(server.url) as running:
-        (ack,), figures = tried(running, rows(100), service=frames.Service.NOT_VERIFIED)
+        (ack,), figures = tried(running, rows(100), service=messages.Service.NOT_VERIFIED)
         assert ack.stored == 100
         assert (figures.records, figures.open_shards, figures.shards, figures.aggregated_records) == (100, 0, (), 1)

@@ -15,13 +15,13 @@ import pytest
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client import checks
 from spark_client.connection import Connection
 from spark_client.task import Plan
 from tests.daemon import DaemonProcess, daemon, rows, until
 
-HELLO: Final = frames.Hello(1, 1, client="test", pid=os.getpid())
+HELLO: Final = messages.Hello(1, 1, client="test", pid=os.getpid())
 NOWHERE: Final = "https://no-such-host.invalid"
 WAIT_SECONDS: Final = 0.4
 

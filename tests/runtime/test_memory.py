@@ -25,7 +25,7 @@ from producerd.errors import BackpressureTimeout
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire.columns import Columns, lay_out
-from producerd.wire.frames import Hello
+from producerd.wire.messages import Hello
 from spark_client.connection import Connection
 from tests.cgroup import Cgroup, new_cgroup
 from tests.daemon import CREDENTIALS, DaemonProcess, daemon, until

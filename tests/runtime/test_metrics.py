@@ -43,7 +43,7 @@ from producerd.runtime.metrics import (
 from producerd.runtime.metrics import text as text_of
 from producerd.runtime.session import DISCONNECT_REASONS, Session
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Layout, lay_out
 from tests import daemon as daemon_helpers
 from tests.daemon import rows, until_on_loop
@@ -467,10 +467,10 @@ async def test_every_connection_ends_for_one_reason() -> None:
 
     ends: list[tuple[str, Callable[[Session], None], Exception | None]] = [
         ("closed", nothing, None),
-        ("closed", lambda session: tell(session, frames.encode(frames.Close("", "bye"))), None),
+        ("closed", lambda session: tell(session, messages.encode(messages.Close("", "bye"))), None),
         ("lost", nothing, ConnectionResetError()),
         ("lost", lambda session: tell(session, reserve(1, rows(3))), None),
-        ("protocol", lambda session: tell(session, frames.encode(frames.Reserve(1, 9, Layout(1, 1, 1)))), None),
+        ("protocol", lambda session: tell(session, messages.encode(messages.Reserve(1, 9, Layout(1, 1, 1)))), None),
         ("draining", lambda session: session.close(Code.DRAINING, "the daemon has stopped"), None),
         ("not_authorized", lambda session: session.close(Code.NOT_AUTHORIZED, "no"), None),
         ("failed", lambda session: session.close(Code.INTERNAL, "no"), None),
@@ -489,7 +489,7 @@ async def test_every_connection_ends_for_one_reason() -> None:
     await until_on_loop(lambda: session.ended_as == "late")
     session = Session(host, 1)
     StandInTransport(session)
-    tell(session, frames.encode(frames.Hello(8, 9)))
+    tell(session, messages.encode(messages.Hello(8, 9)))
     assert session.ended_as == "version_mismatch"
     host.full = "max_connections = 1"
     session = Session(host, 2)

@@ -10,8 +10,8 @@ import pytest
 from producerd.errors import Code
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
-from producerd.wire import frames
-from producerd.wire.frames import MessageType
+from producerd.wire import messages
+from producerd.wire.messages import MessageType
 from tests.daemon import DaemonProcess, WireClient, conserved, daemon, idle, one, rows, session, until
 
 MIB = 1024 * 1024
@@ -58,15 +58,15 @@ def greeted(running: DaemonProcess) -> WireClient:
 def granted(running: DaemonProcess) -> WireClient:
     client = session(running)
     client.reserve(one().layout)
-    client.expect(frames.Grant)
+    client.expect(messages.Grant)
     return client
 
 
 GARBAGE = {
     "HTTP": (connected, b"GET / HTTP/1.1\r\n\r\n"),
-    "a daemon's message": (greeted, frames.encode(frames.Grant(1))),
-    "a stream twice": (session, frames.encode(frames.Open(2, "flights"))),
-    "a body too long": (granted, frames.HEADER.pack(MessageType.BODY, 0, 0, one().layout.body_bytes + 1)),
+    "a daemon's message": (greeted, messages.encode(messages.Grant(1))),
+    "a stream twice": (session, messages.encode(messages.Open(2, "flights"))),
+    "a body too long": (granted, messages.HEADER.pack(MessageType.BODY, 0, 0, one().layout.body_bytes + 1)),
 }
 
 
@@ -78,7 +78,7 @@ def test_garbage_ends_its_session_with_a_reason(running: DaemonProcess, neighbou
     with reach(running) as client:
         client.send(garbage)
         close = client.read_to_end()[-1]
-        assert isinstance(close, frames.Close)
+        assert isinstance(close, messages.Close)
         assert close.code == Code.PROTOCOL
         assert close.message
 
@@ -88,7 +88,7 @@ def test_a_client_that_vanishes_in_mid_body_leaves_nothing(running: DaemonProces
     with session(running) as client:
         frame = rows(100)
         frame_id = client.reserve(frame.layout)
-        client.expect(frames.Grant)
+        client.expect(messages.Grant)
         client.send(client.body(frame_id, frame)[:500])
 
 
@@ -111,12 +111,12 @@ def test_a_client_that_never_reads_is_not_listened_to_and_others_go_on(
 ) -> None:
     with session(running) as mute:
         before = running.rss_bytes()
-        sent = flood(mute, repeat(frames.encode(frames.Status(1)) * 2_000, 1_000))
+        sent = flood(mute, repeat(messages.encode(messages.Status(1)) * 2_000, 1_000))
         assert running.rss_bytes() - before < 4 * MIB
         neighbour.put(rows(5))
         assert neighbour.acks()[0].stored == 5
         for _ in range(sent * 2_000):  # it reads at last, and is heard again
-            mute.expect(frames.Blocked)
+            mute.expect(messages.Blocked)
 
 
 def test_sessions_leave_no_descriptor_and_no_memory_behind(running: DaemonProcess, neighbour: WireClient) -> None:

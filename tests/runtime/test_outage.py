@@ -12,7 +12,7 @@ import pytest
 
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve_in_thread
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client.connection import Connection
 from tests.daemon import DaemonProcess, conserved, daemon, rows, until
 
@@ -28,7 +28,7 @@ class Caller(threading.Thread):
 
     def __init__(self, running: DaemonProcess) -> None:
         super().__init__()
-        self.hello = frames.Hello(1, 1, 0, 0, "outage", pid=os.getpid())
+        self.hello = messages.Hello(1, 1, 0, 0, "outage", pid=os.getpid())
         self.path = str(running.socket)
         self.ends = threading.Event()
         self.put_rows = 0

@@ -27,7 +27,7 @@ import uvloop
 
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.runtime.app import live
-from producerd.wire import frames
+from producerd.wire import messages
 from tests.daemon import ROOT, WireClient, directory, rows, until
 
 MAY_GROW = 1.1
@@ -93,7 +93,7 @@ def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path
                         columns = rows(size, size=record_bytes)
                         on_loop(calls.start)
                         client.put(columns)
-                        assert client.acks()[0] == frames.Ack(client.last_frame_id, size, size, 0, 0, 0)
+                        assert client.acks()[0] == messages.Ack(client.last_frame_id, size, size, 0, 0, 0)
                         on_loop(calls.stop)
                         counted[size] = min(calls.count, counted.get(size, sys.maxsize))
         except BaseException as error:

@@ -14,13 +14,13 @@ import pytest
 
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns, lay_out
 from spark_client.channel import Channel
 from spark_client.connection import Connection
 from tests.daemon import DaemonProcess, daemon, directory, until
 
-HELLO = frames.Hello(1, 1, client="test", pid=os.getpid())
+HELLO = messages.Hello(1, 1, client="test", pid=os.getpid())
 
 
 class Node:

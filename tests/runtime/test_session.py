@@ -21,9 +21,9 @@ from producerd.errors import Code, Outcome
 from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_RESENT, PREFIX, Columns, lay_out
-from producerd.wire.frames import MessageType
+from producerd.wire.messages import MessageType
 from tests.daemon import one, rows
 from tests.runtime.stand_ins import (
     RULES,
@@ -42,9 +42,9 @@ pytestmark = pytest.mark.law("Session")
 
 TEST = "an unknown process, which calls itself 'test pid 0'"
 SILENT = "an unknown process, which has not sent HELLO"
-STATUS = frames.encode(frames.Status(1))
-ASKS = frames.encode(frames.Status(1, asks_service=1))
-BYE = frames.encode(frames.Close("BYE", "enough"))
+STATUS = messages.encode(messages.Status(1))
+ASKS = messages.encode(messages.Status(1, asks_service=1))
+BYE = messages.encode(messages.Close("BYE", "enough"))
 
 
 class Clock:
@@ -111,10 +111,10 @@ async def test_messages_and_bodies_may_come_in_any_pieces(piece: int) -> None:
     for number in range(1, 4):
         frame = rows(5)
         tell(session, reserve(number, frame), piece=piece)
-        assert transport.drain() == [frames.Grant(number)]
+        assert transport.drain() == [messages.Grant(number)]
         tell(session, body(number, frame), STATUS, piece=piece)
         (blocked,) = transport.drain()
-        assert isinstance(blocked, frames.Blocked)
+        assert isinstance(blocked, messages.Blocked)
         assert (blocked.queue_records, blocked.seconds) == (5 * number, 0.0)
     assert repr(session) == (
         f"<Session 1 of {TEST}: streams flights, 3 frames with {3 * rows(5).layout.charge_bytes} bytes "
@@ -130,16 +130,16 @@ async def test_a_question_to_the_service_is_asked_once_at_a_time_and_a_plain_sta
     session, transport = opened(host)
 
     def services() -> list[int]:
-        return [message.service for message in transport.drain() if isinstance(message, frames.Blocked)]
+        return [message.service for message in transport.drain() if isinstance(message, messages.Blocked)]
 
     tell(session, STATUS)
-    assert (services(), host.questions) == ([frames.Service.NOT_ASKED], [])
+    assert (services(), host.questions) == ([messages.Service.NOT_ASKED], [])
     for times in (1, 2):
         tell(session, ASKS * 3)
-        assert services() == [frames.Service.NOT_ASKED] * 2, "the first waits for its answer"
+        assert services() == [messages.Service.NOT_ASKED] * 2, "the first waits for its answer"
         assert len(host.questions) == times
         host.questions[-1](host.word)
-        assert services() == [frames.Service.FAILED]
+        assert services() == [messages.Service.FAILED]
     tell(session, ASKS)
     session.connection_lost(None)
     host.questions[-1](host.word)
@@ -170,7 +170,7 @@ async def test_bytes_that_break_their_reader_end_only_the_session(
     monkeypatch.setattr("producerd.core.rows.intake.check", lambda *_, **__: raise_(RuntimeError("a row")))
     tell(session, put(1, rows(1)))
     assert not host.failures
-    assert transport.drain()[-1] == frames.Close(Code.PROTOCOL, "these bytes could not be read; see the daemon's log")
+    assert transport.drain()[-1] == messages.Close(Code.PROTOCOL, "these bytes could not be read; see the daemon's log")
     event = {"event": "a client's bytes could not be read", "exc_info": True, "log_level": "error"}
     assert [line for line in log if line["log_level"] == "error"] == [event | {"exc_text": False}], "it may quote a row"
 
@@ -186,7 +186,7 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
     host.stream.budget.take(5, 100)  # another session's
     clock.now = 1.0
     tell(session, reserve(2, rows(5)))
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
 
     def reports() -> list[Any]:
         return [line for line in log if line["event"] == "caller blocked"]
@@ -213,8 +213,8 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
     await clock.run(0)
 
     why = host.stream.describe(clock.now)
-    tell(session, frames.Cancel(2))
-    assert transport.drain() == [frames.Refused(2, 1, Code.CANCELLED, why)]
+    tell(session, messages.Cancel(2))
+    assert transport.drain() == [messages.Refused(2, 1, Code.CANCELLED, why)]
     assert repr(session).endswith(", 0 waiting>")
     await clock.run(3_600)
     assert (transport.drain(), len(reports()), host.failures) == ([], 3, [])
@@ -226,7 +226,7 @@ async def test_a_caller_that_has_its_grant_is_not_reported(host: StandInHost, cl
     assert repr(session).endswith("0 frames with 0 bytes not acknowledged, 1 waiting>")
     host.stream.budget.release(10, 100)
     host.stream.gate.pump(0.0)
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
     tell(session, body(1, one()))
     await clock.run(3_600)
     assert [line["event"] for line in log] == ["session opened"]
@@ -276,13 +276,13 @@ async def test_a_flood_of_one_client_leaves_the_loop_to_others_and_is_answered_w
 
 
 async def test_a_flood_may_end_in_garbage_or_in_the_end_of_its_client(host: StandInHost) -> None:
-    session, transport = opened(host, frames.encode(frames.Flush(1)) * module.MESSAGES_OF_A_TURN + b"\xff" * 8)
+    session, transport = opened(host, messages.encode(messages.Flush(1)) * module.MESSAGES_OF_A_TURN + b"\xff" * 8)
     assert transport.drain() == []
     await asyncio.sleep(0)
     (close,) = transport.drain()
-    assert isinstance(close, frames.Close)
+    assert isinstance(close, messages.Close)
 
-    session, transport = opened(host, frames.encode(frames.Flush(1)) * 200)
+    session, transport = opened(host, messages.encode(messages.Flush(1)) * 200)
     session.connection_lost(None)
     await asyncio.sleep(0)
     assert (transport.drain(), host.failures, host.stream.gate.sessions) == ([], [], 0)
@@ -298,7 +298,7 @@ async def test_garbage_that_was_left_when_it_choked_ends_the_session_later(host:
     session.resume_writing()
     await asyncio.sleep(0)
     close = transport.drain()[-1]
-    assert isinstance(close, frames.Close)
+    assert isinstance(close, messages.Close)
     assert (close.code, transport.closed) == (Code.PROTOCOL, True)
 
 
@@ -309,7 +309,7 @@ async def test_a_session_buffers_little_for_a_client_that_reads_little(
     monkeypatch.setattr(StandInTransport, "set_write_buffer_limits", lambda _, high: limits.append(high))
     session, _ = connected(host)
     assert limits == [64 * 1024]
-    assert len(session.get_buffer(-1)) == 2 * frames.MAX_CONTROL_BYTES
+    assert len(session.get_buffer(-1)) == 2 * messages.MAX_CONTROL_BYTES
 
 
 async def test_what_the_loop_does_for_a_client_counts_against_its_user(
@@ -326,7 +326,7 @@ async def test_what_the_loop_does_for_a_client_counts_against_its_user(
     session, _ = connected(host)
     assert spent == [(peer, 1.0)], "for its place in the table"
     now = 2.0
-    tell(session, frames.encode(frames.Hello(1, 1)) + frames.encode(frames.Flush()))
+    tell(session, messages.encode(messages.Hello(1, 1)) + messages.encode(messages.Flush()))
     assert spent[1:] == [(peer, 2.0)]
     now = 3.0
     session.resume_writing()
@@ -370,7 +370,7 @@ async def test_one_client_too_many_makes_a_line_in_the_log(
     monkeypatch.setattr(module, "peer_of", lambda _: peer)
     host.full = "max_connections = 1"
     _, transport = connected(host)
-    assert transport.drain() == [frames.Close(Code.CONNECTION_LIMIT, "max_connections = 1")]
+    assert transport.drain() == [messages.Close(Code.CONNECTION_LIMIT, "max_connections = 1")]
     assert log == [line_of("client is one too many", client=who, why="max_connections = 1")]
 
 
@@ -386,16 +386,16 @@ async def test_only_users_that_are_listed_may_connect(
         assert (transport.drain(), log) == ([], [])
         return
     message = f"user id {refused} may not use this socket: it is not in allowed_uids"
-    assert transport.drain() == [frames.Close(Code.NOT_AUTHORIZED, message)]
+    assert transport.drain() == [messages.Close(Code.NOT_AUTHORIZED, message)]
     pid, named = (12, uid) if uid else (None, "unknown")
     line = {"event": "client is not allowed", "log_level": "warning", "session": 1, "uid": named, "pid": pid}
     assert log == [line]
 
 
 async def test_a_client_of_other_versions_learns_both_and_is_not_listened_to(host: StandInHost, log: list[Any]) -> None:
-    _, transport = connected(host, frames.Hello(8, 9, client="tomorrow's", pid=12), frames.Open(1, "flights"))
+    _, transport = connected(host, messages.Hello(8, 9, client="tomorrow's", pid=12), messages.Open(1, "flights"))
     (close,) = transport.drain()
-    assert isinstance(close, frames.Close)
+    assert isinstance(close, messages.Close)
     assert close.code == Code.VERSION_MISMATCH
     assert "versions 8 to 9" in close.message
     assert "version 1;" in close.message
@@ -407,17 +407,17 @@ async def test_a_client_of_other_versions_learns_both_and_is_not_listened_to(hos
 @pytest.mark.parametrize(
     ("hello", "words"),
     [
-        (frames.Hello(1, 1), "'client pid 0'"),
+        (messages.Hello(1, 1), "'client pid 0'"),
         (
-            frames.Hello(1, 1, client="spark", application_id="app-1", stage_id=3, partition=4, attempt=5, pid=12),
+            messages.Hello(1, 1, client="spark", application_id="app-1", stage_id=3, partition=4, attempt=5, pid=12),
             "'spark pid 12 app-1 stage 3 partition 4 attempt 5'",
         ),
-        (frames.Hello(1, 1, client="uid 0 pid 1', and\n" + "x" * 300, pid=1), f'"uid 0 pid 1\', and\\n{"x" * 282}"'),
+        (messages.Hello(1, 1, client="uid 0 pid 1', and\n" + "x" * 300, pid=1), f'"uid 0 pid 1\', and\\n{"x" * 282}"'),
     ],
     ids=["without a name", "a task", "invented"],
 )
 async def test_a_client_is_named_by_the_kernel_and_then_in_its_own_words(
-    monkeypatch: pytest.MonkeyPatch, host: StandInHost, log: list[Any], hello: frames.Hello, words: str
+    monkeypatch: pytest.MonkeyPatch, host: StandInHost, log: list[Any], hello: messages.Hello, words: str
 ) -> None:
     monkeypatch.setattr(module, "peer_of", lambda _: Peer(12, 7, 0))
     session, transport = connected(host)
@@ -426,7 +426,7 @@ async def test_a_client_is_named_by_the_kernel_and_then_in_its_own_words(
     tell(session, hello)
     name = f"uid 7 pid 12, which calls itself {words}"
     assert repr(session) == f"<Session 1 of {name}: {nothing}>"
-    assert [type(message) for message in transport.drain()] == [frames.Welcome]
+    assert [type(message) for message in transport.drain()] == [messages.Welcome]
     assert log == [line_of("session opened", "debug", name, uid=7)]
 
 
@@ -443,9 +443,9 @@ async def test_a_stream_that_is_not_opened_makes_a_line_unless_the_daemon_stops(
     code: str, event: str | None, host: StandInHost, log: list[Any]
 ) -> None:
     host.refuses_with = code
-    _, transport = opened(host, frames.Open(2, "flihgts"))
+    _, transport = opened(host, messages.Open(2, "flihgts"))
     (refused,) = transport.drain()
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, messages.Refused)
     assert refused.code == code
     lines = [line for line in log if line["log_level"] == "warning"]
     # Not as "stream", because repeats are counted by stream, and there may be any number of wrong names.
@@ -459,20 +459,20 @@ async def test_a_session_that_has_ended_keeps_no_buffer(host: StandInHost) -> No
     """A client that connected over and over made 6,000 of them, 200 MB, until garbage was collected."""
     frame = rows(1, size=100_000)
     session, transport = opened(host, reserve(1, frame))
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
     tell(session, body(1, frame)[:1_000])
-    assert len(session.get_buffer(-1)) == frame.layout.body_bytes - 1_000 + frames.HEADER.size
+    assert len(session.get_buffer(-1)) == frame.layout.body_bytes - 1_000 + messages.HEADER.size
     session.connection_lost(None)
-    assert len(session.get_buffer(-1)) == 0
+    assert len(session.get_buffer(-1)) <= messages.HEADER.size
 
 
 async def test_what_comes_after_the_daemon_has_closed_a_session_is_dropped(host: StandInHost) -> None:
     session, transport = opened(host)
     session.close(Code.INTERNAL, "no")
     for _ in range(2):
-        session.buffer_updated(module.CONTROL_BUFFER_BYTES)
-    assert len(session.get_buffer(-1)) == module.CONTROL_BUFFER_BYTES
-    assert transport.drain() == [frames.Close(Code.INTERNAL, "no")]
+        session.buffer_updated(len(session.get_buffer(-1)))
+    assert len(session.get_buffer(-1)) > 0, "asyncio ends a connection without a buffer with an error"
+    assert transport.drain() == [messages.Close(Code.INTERNAL, "no")]
     assert host.failures == []
 
 
@@ -492,7 +492,7 @@ async def test_a_client_that_has_closed_is_not_listened_to_again(host: StandInHo
 
 async def test_a_client_that_closes_is_sent_nothing_more(host: StandInHost, log: list[Any]) -> None:
     session, transport = opened(host, put(1, one()))
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
     tell(session, BYE)
     assert log[1:] == [line_of("client closed", "debug", code="BYE", message="enough")]
     ends_all(host)
@@ -513,7 +513,7 @@ async def test_a_client_is_idle_since_it_last_spoke_or_was_answered(host: StandI
     session, _ = opened(host)
     seen = [session.idle_since]
     clock.now = 1.0
-    tell(session, frames.Flush(1))
+    tell(session, messages.Flush(1))
     seen.append(session.idle_since)
     clock.now = 2.0
     tell(session, put(1, one()))
@@ -546,7 +546,7 @@ async def test_a_connection_that_the_daemon_closes_is_cut_if_its_client_does_not
 async def test_the_rows_of_a_client_that_has_gone_are_delivered_if_it_asked_for_that(
     host: StandInHost, on_disconnect: int, left: int
 ) -> None:
-    session, _ = connected(host, frames.Hello(1, 1, on_disconnect), frames.Open(1, "flights"))
+    session, _ = connected(host, messages.Hello(1, 1, on_disconnect), messages.Open(1, "flights"))
     tell(session, put(1, rows(3)))
     assert host.stream.pipeline.queued_records == 3
     session.connection_lost(None)
@@ -574,33 +574,33 @@ async def test_a_daemon_that_stops_announces_it_to_the_clients_that_have_greeted
     silent, of_silent = connected(host)
     for session in (greeted, silent):
         session.drain(7.5)
-    assert of_greeted.drain() == [frames.Draining(7.5, "the daemon stops")]
+    assert of_greeted.drain() == [messages.Draining(7.5, "the daemon stops")]
     assert of_silent.drain() == []
 
 
 # ---- frames
 
 
-INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "the partition key is not UTF-8")
-WITH_IT = frames.RowCode(Outcome.NOT_STORED, Code.FRAME_REFUSED, "not taken, because other rows of its frame are bad")
+INVALID = messages.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "the partition key is not UTF-8")
+WITH_IT = messages.RowCode(Outcome.NOT_STORED, Code.FRAME_REFUSED, "not taken, because other rows of its frame are bad")
 
 
 @pytest.mark.parametrize("take_good", [False, True])
 async def test_a_frame_with_a_bad_row_is_returned_at_once_unless_its_good_ones_are_wanted(
     host: StandInHost, take_good: bool
 ) -> None:
-    session, transport = connected(host, frames.Hello(1, 1, 0, int(take_good)), frames.Open(1, "flights"))
+    session, transport = connected(host, messages.Hello(1, 1, 0, int(take_good)), messages.Open(1, "flights"))
     transport.drain()
     tell(session, put(1, lay_out([b"\xff", b""], [b"1", b"2"])))  # the good one has no key
     assert host.stream.budget.used_records == int(take_good)
     if take_good:
-        assert transport.drain() == [frames.Grant(1)]
+        assert transport.drain() == [messages.Grant(1)]
         assert host.stream.pipeline.queued_records == 1
     else:
         bits, code_rows = b"\x03", b"\0\0\1\0"
         codes = (INVALID, WITH_IT)
-        ack = frames.Ack(1, 2, 0, 2, 0, 0, bitmap=bits, code_rows=code_rows, codes=codes, judged=b"\1", spread_keys=1)
-        assert transport.drain() == [frames.Grant(1), ack]
+        ack = messages.Ack(1, 2, 0, 2, 0, 0, bitmap=bits, code_rows=code_rows, codes=codes, judged=b"\1", spread_keys=1)
+        assert transport.drain() == [messages.Grant(1), ack]
         assert repr(session).endswith("0 frames with 0 bytes not acknowledged, 0 waiting>")
 
 
@@ -608,7 +608,7 @@ async def test_a_frame_with_a_bad_row_is_returned_at_once_unless_its_good_ones_a
 async def test_a_flush_sends_what_lingers_of_one_stream_or_of_all(stream_id: int, flushed: list[int]) -> None:
     host = StandInHost(linger_seconds=3_600)
     with_streams(host, "flights", "other")
-    opened(host, frames.Open(2, "other"), put(1, one()), put(2, one(), 2), frames.Flush(stream_id))
+    opened(host, messages.Open(2, "other"), put(1, one()), put(2, one(), 2), messages.Flush(stream_id))
     assert [stream.pipeline.stats.flushes["flush"] for stream in host.streams.values()] == flushed
 
 
@@ -629,17 +629,17 @@ def body_with(frame_id: int, records: int, key_bytes: int, data_bytes: int) -> b
 def body_offsets(*offsets: int) -> bytes:
     """The body of `FRAME` with other key offsets."""
     columns = b"".join(map(bytes, FRAME.parts[1:]))
-    return frames.body_header(FRAME.layout) + FRAME.body_prefix(1) + struct.pack("<ii", *offsets) + columns
+    return messages.body_header(FRAME.layout) + FRAME.body_prefix(1) + struct.pack("<ii", *offsets) + columns
 
 
 def granted(host: StandInHost) -> tuple[Session, StandInTransport]:
     session, transport = opened(host, reserve(1, FRAME))
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
     return session, transport
 
 
 def greeted(host: StandInHost) -> tuple[Session, StandInTransport]:
-    session, transport = connected(host, frames.Hello(1, 1, client="test"))
+    session, transport = connected(host, messages.Hello(1, 1, client="test"))
     transport.drain()
     return session, transport
 
@@ -647,11 +647,11 @@ def greeted(host: StandInHost) -> tuple[Session, StandInTransport]:
 Reach = Callable[[StandInHost], tuple[Session, StandInTransport]]
 NOT_GRANTED = f"bytes where {BYTES} were granted"
 BREACHES: dict[str, tuple[Reach, Said, str]] = {
-    "the status of a stream that is not open": (opened, frames.Status(2), "stream number 2 is not open"),
-    "a flush of a stream that is not open": (opened, frames.Flush(3), "stream number 3 is not open"),
-    "a stream number twice": (opened, frames.Open(1, "clicks"), "OPEN of stream number 1, which is taken"),
-    "stream number 0": (opened, frames.Open(0, "clicks"), "OPEN of stream number 0, which is taken"),
-    "a stream twice": (opened, frames.Open(2, "flights"), "OPEN of stream flights, which is open"),
+    "the status of a stream that is not open": (opened, messages.Status(2), "stream number 2 is not open"),
+    "a flush of a stream that is not open": (opened, messages.Flush(3), "stream number 3 is not open"),
+    "a stream number twice": (opened, messages.Open(1, "clicks"), "OPEN of stream number 1, which is taken"),
+    "stream number 0": (opened, messages.Open(0, "clicks"), "OPEN of stream number 0, which is taken"),
+    "a stream twice": (opened, messages.Open(2, "flights"), "OPEN of stream flights, which is open"),
     "a body without a grant": (opened, header(MessageType.BODY, BYTES), "a BODY that was not granted"),
     "a body too long": (granted, header(MessageType.BODY, BYTES + 1), f"a BODY of {BYTES + 1} {NOT_GRANTED}"),
     "a body too short": (granted, header(MessageType.BODY, BYTES - 1), f"a BODY of {BYTES - 1} {NOT_GRANTED}"),
@@ -668,7 +668,7 @@ async def test_a_breach_of_the_protocol_ends_its_session_with_the_reason(
     reach, sent, why = BREACHES[breach]
     session, transport = reach(host)
     tell(session, sent)
-    assert transport.drain() == [frames.Close(Code.PROTOCOL, why)]
+    assert transport.drain() == [messages.Close(Code.PROTOCOL, why)]
     assert log[1:] == [line_of("client broke the protocol", error=why)]
     assert (transport.closed, session.ended_as, host.failures) == (True, "protocol", [])
     assert (host.stream.budget.used_records, host.stream.gate.sessions) == (0, 0)
@@ -677,7 +677,7 @@ async def test_a_breach_of_the_protocol_ends_its_session_with_the_reason(
 
 GARBAGE: dict[str, tuple[Reach, Said]] = {
     "HTTP": (connected, b"GET / HTTP/1.1\r\n\r\n"),
-    "open before hello": (connected, frames.Open(1, "flights")),
+    "open before hello": (connected, messages.Open(1, "flights")),
     "no UTF-8": (greeted, header(MessageType.OPEN, 12) + struct.pack("<II4s", 1, 4, b"\xff" * 4)),
     "another stream": (opened, reserve(1, FRAME, 2)),
     "more frames than the window": (opened, b"".join(reserve(number, FRAME) for number in range(1, 6))),
@@ -693,7 +693,7 @@ async def test_garbage_ends_its_session_with_some_reason(host: StandInHost, log:
     session, transport = reach(host)
     tell(session, sent)
     close = transport.drain()[-1]
-    assert isinstance(close, frames.Close)
+    assert isinstance(close, messages.Close)
     assert close.code == Code.PROTOCOL
     assert close.message
     assert (transport.closed, host.failures, host.stream.gate.sessions) == (True, [], 0)
@@ -704,7 +704,7 @@ async def test_a_stream_counts_once_in_a_session(host: StandInHost) -> None:
     """Otherwise one session would count twice: the largest frame of all others shrinks with each."""
     session, _ = opened(host)
     before = host.stream.gate.largest_frame
-    tell(session, frames.Open(2, "flights"))
+    tell(session, messages.Open(2, "flights"))
     assert host.stream.gate.largest_frame == before
 
 
@@ -713,8 +713,8 @@ async def test_that_rows_were_sent_before_may_stand_in_the_reserve_or_in_the_bod
     host: StandInHost, reserved: int, sent: int
 ) -> None:
     layout = replace(FRAME.layout, flags=reserved)
-    session, _ = opened(host, frames.Reserve(1, 1, layout))
-    tell(session, header(MessageType.BODY, BYTES, sent) + body(1, FRAME)[frames.HEADER.size :])
+    session, _ = opened(host, messages.Reserve(1, 1, layout))
+    tell(session, header(MessageType.BODY, BYTES, sent) + body(1, FRAME)[messages.HEADER.size :])
     assert host.stream.pipeline.queued_records == 1
 
 
@@ -778,7 +778,7 @@ async def test_a_frame_is_granted_while_the_window_has_its_bytes(
 ) -> None:
     assert host.rules.window_bytes == 8_192
     _, transport = opened(host, put(1, charged(4_096)), reserve(2, charged(charge_bytes)))
-    assert transport.drain() == [frames.Grant(1)] + [frames.Grant(2)] * granted
+    assert transport.drain() == [messages.Grant(1)] + [messages.Grant(2)] * granted
 
 
 @pytest.mark.parametrize(("charge_bytes", "is_full"), [(150_000, False), (150_001, True)])
@@ -799,10 +799,10 @@ async def test_what_is_acknowledged_or_cancelled_counts_against_the_window_no_mo
     assert repr(session).endswith("1 frames with 160000 bytes not acknowledged, 0 waiting>")
     tell(session, reserve(3, one()))
     transport.drain()
-    tell(session, frames.Cancel(3))
-    assert [type(message) for message in transport.drain()] == [frames.Refused], "it takes back only what waits"
+    tell(session, messages.Cancel(3))
+    assert [type(message) for message in transport.drain()] == [messages.Refused], "it takes back only what waits"
     assert budget.used_bytes == 160_000
-    tell(session, frames.Cancel(2))
+    tell(session, messages.Cancel(2))
     assert not gate.withholding
     assert repr(session).endswith("0 frames with 0 bytes not acknowledged, 0 waiting>")
     assert (budget.used_records, budget.used_bytes) == (0, 0)
@@ -814,13 +814,13 @@ async def test_a_client_whose_rows_have_all_ended_has_the_turn_of_one_that_sent_
     first, of_first = opened(host, put(1, rows(5)))
     second, of_second = opened(host)
     ends_all(host)
-    assert [type(message) for message in of_first.drain()] == [frames.Grant, frames.Ack]
+    assert [type(message) for message in of_first.drain()] == [messages.Grant, messages.Ack]
     host.stream.budget.take(40, 100)  # another session's
     tell(first, reserve(2, rows(4)))
     tell(second, reserve(1, rows(4)))
     host.stream.budget.release(4, 100)
     host.stream.gate.pump(0.0)
-    assert of_first.drain() == [frames.Grant(2)]
+    assert of_first.drain() == [messages.Grant(2)]
     assert of_second.drain() == []
 
 
@@ -838,7 +838,7 @@ async def test_a_client_that_reads_nothing_is_granted_nothing_until_it_reads(hos
     await asyncio.sleep(0)
     assert touched == [host.stream], "the dispatcher looks whether it may have something now"
     host.stream.gate.pump(0.0)
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
 
 
 @pytest.mark.law("AdmissionGate")
@@ -848,19 +848,19 @@ async def test_a_frame_of_another_stream_is_looked_at_when_it_may_be_received(ho
     host.rules = replace(RULES, max_frame_bytes=1_000)
     touched = with_streams(host, "flights", "orders")
     frame = charged(6_000) if ends_by == "window" else one()
-    session, transport = opened(host, frames.Open(2, "orders"), reserve(1, frame))
+    session, transport = opened(host, messages.Open(2, "orders"), reserve(1, frame))
     if ends_by == "window":
         tell(session, body(1, frame))
     tell(session, reserve(2, frame, 2))
-    assert [type(message) for message in transport.drain()] == [frames.Opened, frames.Grant]
+    assert [type(message) for message in transport.drain()] == [messages.Opened, messages.Grant]
     touched.clear()
     if ends_by == "window":
         ends_all(host)
     else:
-        tell(session, body(1, frame) if ends_by == "body" else frames.Cancel(1))
+        tell(session, body(1, frame) if ends_by == "body" else messages.Cancel(1))
     assert host.streams["orders"] in touched
     host.streams["orders"].gate.pump(0.0)
-    assert transport.drain()[-1] == frames.Grant(2)
+    assert transport.drain()[-1] == messages.Grant(2)
 
 
 @pytest.mark.law("AdmissionGate")
@@ -870,7 +870,7 @@ async def test_a_stream_that_is_opened_while_the_window_is_full_is_told_of_it(wi
     first, second = windowed.streams.values()
     session, _ = opened(windowed, *(put(number, rows(1, size=52_000)) for number in range(1, 4)))
     assert first.gate.blocked_callers == 1
-    tell(session, frames.Open(2, "other"))
+    tell(session, messages.Open(2, "other"))
     assert second.gate.blocked_callers == 0, "nothing of its window is of this stream"
     tell(session, put(4, one(), 2))
     assert second.gate.blocked_callers == 1
@@ -886,7 +886,7 @@ async def test_a_stream_without_frames_of_a_session_is_not_looked_at_for_the_oth
     windowed.rules = replace(WINDOW, window_bytes=1 << 20)
     touched = with_streams(windowed, "flights", "orders", "rest")
     flights, orders, _ = windowed.streams.values()
-    session, _ = opened(windowed, frames.Open(2, "orders"), frames.Open(3, "rest"))
+    session, _ = opened(windowed, messages.Open(2, "orders"), messages.Open(3, "rest"))
     touched.clear()
     tell(session, *(put(number, one(), 1 + number % 2) for number in range(1, 5)))
     assert {*touched} == {flights, orders}
@@ -894,7 +894,7 @@ async def test_a_stream_without_frames_of_a_session_is_not_looked_at_for_the_oth
         stream.settle(1.0)
         assert stream.pipeline.stats.flushes == {"pressure": 1}
     touched.clear()
-    tell(session, frames.Flush())
+    tell(session, messages.Flush())
     ends_all(windowed)
     assert {*touched} == {flights, orders}
     touched.clear()
@@ -912,7 +912,7 @@ async def test_a_body_has_two_seconds_to_begin_and_then_time_for_its_size(
     host.rules = replace(RULES, body_timeout_seconds=10)
     frame = charged((1 << 20) + 1_024)
     session, transport = opened(host, reserve(1, frame))
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
     await clock.run(1.75)
     tell(session, body(1, frame)[:100])
     seconds = 10 + frame.layout.body_bytes / (1 << 20)  # a second for each MiB
@@ -920,7 +920,7 @@ async def test_a_body_has_two_seconds_to_begin_and_then_time_for_its_size(
     assert not transport.closed
     await clock.run(seconds - 10.75)
     message = "a body was not whole within 11 s (body_timeout_seconds)"
-    assert transport.drain() == [frames.Close(Code.DAEMON_LOST, message)]
+    assert transport.drain() == [messages.Close(Code.DAEMON_LOST, message)]
     assert (transport.closed, session.ended_as, host.failures) == (True, "late", [])
     assert host.stream.budget.used_bytes == 0
     assert log[1:] == [line_of("client is late", waited_for="a body", seconds=seconds)]
@@ -941,10 +941,10 @@ async def test_a_body_that_is_whole_is_waited_for_no_more(host: StandInHost, clo
 async def test_a_body_that_does_not_begin_is_named_so(host: StandInHost, clock: Clock) -> None:
     _, transport = opened(host, reserve(1, rows(1)))
     await clock.run(1.75)
-    assert transport.drain() == [frames.Grant(1)]
+    assert transport.drain() == [messages.Grant(1)]
     await clock.run(0.25)
     message = "a body had not begun within 2 s (body_timeout_seconds)"
-    assert transport.drain() == [frames.Close(Code.DAEMON_LOST, message)]
+    assert transport.drain() == [messages.Close(Code.DAEMON_LOST, message)]
 
 
 async def test_a_client_has_as_long_to_greet_as_a_body_has_to_come(
@@ -955,7 +955,7 @@ async def test_a_client_has_as_long_to_greet_as_a_body_has_to_come(
     assert not transport.closed
     await clock.run(0.25)
     message = "HELLO was not whole within 5 s (body_timeout_seconds)"
-    assert transport.drain() == [frames.Close(Code.PROTOCOL, message)]
+    assert transport.drain() == [messages.Close(Code.PROTOCOL, message)]
     assert (transport.closed, session.ended_as) == (True, "late")
     assert log == [line_of("client has not greeted", client=SILENT, waited_for="HELLO", seconds=5)]
 

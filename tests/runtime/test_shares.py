@@ -14,8 +14,8 @@ import structlog
 from producerd.runtime import shares as module
 from producerd.runtime.peers import Peer
 from producerd.runtime.shares import ALONE, WITH_OTHERS, LoopShares
-from producerd.wire import frames
-from producerd.wire.frames import MessageType
+from producerd.wire import messages
+from producerd.wire.messages import MessageType
 from tests.daemon import one, until_on_loop
 from tests.runtime.stand_ins import StandInHost, opened, put, tell
 
@@ -274,7 +274,7 @@ async def test_the_frames_and_breaches_of_a_session_count_for_its_user() -> None
     for number in range(1, 5):
         assert by_frames.shares.has_time(session.peer, 0.0)
         tell(session, put(number, one()))
-    assert [type(message) for message in transport.drain()] == [frames.Grant] * 4, "no breach"
+    assert [type(message) for message in transport.drain()] == [messages.Grant] * 4, "no breach"
     assert not by_frames.shares.has_time(session.peer, 0.0)
 
     session, _ = opened(by_breach)
@@ -323,7 +323,7 @@ async def test_a_session_without_time_reads_on_later() -> None:
     host.shares = LoopShares()  # from now on, because opening them may take long on a loaded machine
     host.shares.spend(None, host.shares.clock() - 1.0)
     for session, transport in sessions:
-        tell(session, frames.Status(1))
+        tell(session, messages.Status(1))
         assert (transport.drain(), transport.reading) == ([], False)
     await until_on_loop(lambda: all(transport.reading for _, transport in sessions))
     assert [len(transport.drain()) for _, transport in sessions] == [1] * 4

@@ -25,7 +25,7 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap
 from producerd.errors import Code
 from producerd.runtime.stream import Stream
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns, lay_out
 from tests.core.given import aggregate_of
 from tests.daemon import one, rows
@@ -329,13 +329,13 @@ def test_a_client_reads_what_is_queued_what_was_delivered_and_why_the_rest_waits
         "queue_limit_bytes": 1 << 26,
         "capacity_mode": "ON_DEMAND",
     }
-    assert stream.blocked(7, 31.0, 1.0) == frames.Blocked(
+    assert stream.blocked(7, 31.0, 1.0) == messages.Blocked(
         7, 31.0, on_their_way, queue_records=100, queue_bytes=layout.charge_bytes, **limits
     )
     sort(stream, 1.0)
     send(stream, 2.0)
     stream.settle(2.0)
-    assert stream.blocked(7, 31.0, 5.0) == frames.Blocked(
+    assert stream.blocked(7, 31.0, 5.0) == messages.Blocked(
         7,
         31.0,
         on_their_way,

@@ -27,7 +27,7 @@ from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
-from producerd.wire import frames
+from producerd.wire import messages
 from tests.daemon import one, until_on_loop
 from tests.runtime.stand_ins import StandInHost, StandInKinesis, StandInTransport, connected, put, reserve, tell
 from tests.runtime.virtual_time import live
@@ -113,12 +113,12 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
         monkeypatch.setattr(host, "ended", table.forget)
         sessions: list[tuple[Session, StandInTransport]] = []
 
-        def come(uid: int, name: str) -> list[frames.Message]:
+        def come(uid: int, name: str) -> list[messages.Message]:
             monkeypatch.setattr("producerd.runtime.session.peer_of", lambda _: Peer(1, uid, 1))
             session = Session(host, len(sessions))
             table.add(session)
             sessions.append((session, StandInTransport(session)))
-            tell(session, frames.Hello(1, 1, comes_back=1), frames.Open(1, name))
+            tell(session, messages.Hello(1, 1, comes_back=1), messages.Open(1, name))
             return sessions[-1][1].drain()[1:]
 
         for number in range(7):
@@ -129,19 +129,19 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
         assert sessions[0][0].idle_since is None
         for number in range(3):
             (opened,) = come(8, f"of-8-{number}")
-            assert isinstance(opened, frames.Opened)
+            assert isinstance(opened, messages.Opened)
         (refused,) = come(8, "one-more")
-        assert isinstance(refused, frames.Refused)
+        assert isinstance(refused, messages.Refused)
         assert refused.code == Code.STREAM_LIMIT
         (opened,) = come(8, "listed")
-        assert isinstance(opened, frames.Opened), "of which nobody has too many"
+        assert isinstance(opened, messages.Opened), "of which nobody has too many"
         names = ["of-7-0", "of-7-5", "of-7-6", "of-9-0", "of-9-1", *(f"of-8-{number}" for number in range(3)), "listed"]
         assert names_of(streams) == names
         went = [number for number, (_, transport) in enumerate(sessions) if transport.closed]
         assert went == [1, 2, 3, 4]
         for number in went:
             close = sessions[number][1].drain()[-1]
-            assert isinstance(close, frames.Close)
+            assert isinstance(close, messages.Close)
             assert close.code == Code.TABLE_FULL
         assert host.failures == []
 
@@ -417,9 +417,9 @@ async def test_a_dry_run_ends_with_its_session_and_takes_no_place_of_a_stream() 
         for _ in range(2):
             dry_run = streams.open_dry("flights", None)
             host.streams["flights"] = dry_run
-            session, transport = connected(host, frames.Hello(1, 1), frames.Open(1, "flights", dry_run=1))
+            session, transport = connected(host, messages.Hello(1, 1), messages.Open(1, "flights", dry_run=1))
             tell(session, put(1, one()))
-            assert isinstance(transport.drain()[-1], frames.Grant)
+            assert isinstance(transport.drain()[-1], messages.Grant)
             sessions.append(session)
         assert len(streams) == 1
         assert streams.budget.floor_bytes < floor_bytes

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import lay_out
 from spark_client.connection import Connection
 from tests.daemon import ROOT, DaemonProcess, daemon, rows
@@ -27,11 +27,11 @@ SETS: Final[dict[str, Any]] = {
 }
 _CLIENT: Final = """
 import sys
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client.connection import Connection
 from tests.daemon import rows
 
-with Connection(frames.Hello(1, 1), sys.argv[1:2]) as client:
+with Connection(messages.Hello(1, 1), sys.argv[1:2]) as client:
     while True:
         client.put(sys.argv[2], rows(50), 30)
         print("put", flush=True)
@@ -54,7 +54,7 @@ def daemon_under_faults(kinesis: FakeKinesis, server: FakeServer) -> Iterator[Da
 
     def send(stream: str) -> None:
         """Some rows of each frame are bad, and are left out."""
-        hello = frames.Hello(1, 1, bad_rows=int(frames.BadRows.TAKE_GOOD))
+        hello = messages.Hello(1, 1, bad_rows=int(messages.BadRows.TAKE_GOOD))
         with Connection(hello, [str(running.socket)]) as client:
             number = 0
             while not ended.is_set():

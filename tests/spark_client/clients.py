@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from producerd.errors import ProducerdError
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body
 from spark_client import KinesisClient
 from spark_client.gathering import PutFuture
@@ -42,9 +42,9 @@ def grants_when(go_on: threading.Event, **limits: Any) -> Script:
     """Return a script: the daemon stores the first frame, and grants the second one when it may.  Then it serves."""
 
     def grants_second(session: Session) -> None:
-        reserve = session.expect(frames.Reserve)
+        reserve = session.expect(messages.Reserve)
         assert go_on.wait(10)
-        session.send(frames.Grant(reserve.frame_id))
+        session.send(messages.Grant(reserve.frame_id))
 
     return serves_after(stores(), grants_second, expects(Body), acks(1), **limits)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from producerd.errors import Code, Outcome
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body, parse_body
-from producerd.wire.frames import MessageType
 from producerd.wire.machine import Machine, Side, frame_id_of
+from producerd.wire.messages import MessageType
 from tests.wire.messages import bits
 
 T = TypeVar("T")
@@ -44,12 +44,12 @@ def rows_of(body: Body) -> list[Row]:
     return [(k, d if p else None, h) for k, d, h, p in zip(keys, data, hash_keys, present)]
 
 
-def ack_of(frame_id: int, records: int, failed: dict[int, frames.RowCode]) -> frames.Ack:
+def ack_of(frame_id: int, records: int, failed: dict[int, messages.RowCode]) -> messages.Ack:
     """Return the ACK of a frame of which these rows end as their code says, and the others are stored."""
     codes = tuple(dict.fromkeys(failed.values()))
     places = b"".join(codes.index(failed[row]).to_bytes(2, "little") for row in sorted(failed))
     outcomes = [code.outcome for code in failed.values()]
-    return frames.Ack(
+    return messages.Ack(
         frame_id,
         records,
         records - len(failed),
@@ -70,7 +70,7 @@ class Session:
         sock.settimeout(60)
         self.socket = sock
         self.machine = Machine(Side.DAEMON, WINDOW_FRAMES)
-        self.hello: frames.Hello | None = None
+        self.hello: messages.Hello | None = None
         self.bodies: list[Body] = []
         self.streams: dict[int, str] = {}
         self._stream_of: dict[int, int] = {}
@@ -86,19 +86,19 @@ class Session:
         del self._received[:size]
         return taken
 
-    def read(self) -> frames.Message | Body:
-        header = frames.parse_header(self._take(frames.HEADER.size))
+    def read(self) -> messages.Message | Body:
+        header = messages.parse_header(self._take(messages.HEADER.size))
         payload = self._take(header.payload_bytes)
         if header.type is MessageType.BODY:
             body = parse_body(payload, header.flags)
             self.machine.received(header.type, body.frame_id)
             self.bodies.append(body)
             return body
-        message = frames.decode(header, payload)
+        message = messages.decode(header, payload)
         self.machine.received(header.type, frame_id_of(message))
-        if isinstance(message, frames.Open):
+        if isinstance(message, messages.Open):
             self.streams[message.stream_id] = message.stream
-        elif isinstance(message, frames.Reserve):
+        elif isinstance(message, messages.Reserve):
             self._stream_of[message.frame_id] = message.stream_id
         return message
 
@@ -110,20 +110,20 @@ class Session:
     def expect(self, kind: type[T]) -> T:
         """Return the next message, which must be of this kind, without answering a client that asks why it waits."""
         message = self.read()
-        while isinstance(message, frames.Status) and kind is not frames.Status:
+        while isinstance(message, messages.Status) and kind is not messages.Status:
             message = self.read()
         assert isinstance(message, kind), f"{kind.__name__} expected, {message} came"
         return message
 
-    def send(self, *messages: frames.Message) -> None:
+    def send(self, *said: messages.Message) -> None:
         """Send messages at once."""
-        encoded = [frames.encode(message) for message in messages]
-        for message, data in zip(messages, encoded):
+        encoded = [messages.encode(message) for message in said]
+        for message, data in zip(said, encoded):
             self.machine.sent(MessageType(data[0]), frame_id_of(message))
         self.socket.sendall(b"".join(encoded))
 
-    def welcome(self, **changes: Any) -> frames.Hello:
-        self.hello = hello = self.expect(frames.Hello)
+    def welcome(self, **changes: Any) -> messages.Hello:
+        self.hello = hello = self.expect(messages.Hello)
         values: dict[str, Any] = {
             "version": 1,
             "session_id": 1,
@@ -133,23 +133,23 @@ class Session:
             "max_frame_records": MAX_FRAME_RECORDS,
             "body_timeout_seconds": 10.0,
         }
-        self.send(frames.Welcome(**{**values, **changes}))
+        self.send(messages.Welcome(**{**values, **changes}))
         return hello
 
-    def opened(self, **changes: Any) -> frames.Open:
-        opened = self.expect(frames.Open)
+    def opened(self, **changes: Any) -> messages.Open:
+        opened = self.expect(messages.Open)
         values = {"max_frame_bytes": MAX_FRAME_BYTES, "max_frame_records": MAX_FRAME_RECORDS}
-        self.send(frames.Opened(opened.stream_id, **{**values, **changes}))
+        self.send(messages.Opened(opened.stream_id, **{**values, **changes}))
         return opened
 
     def start(self, **changes: Any) -> None:
         self.welcome(**changes)
         self.opened()
 
-    def grant(self) -> frames.Reserve:
+    def grant(self) -> messages.Reserve:
         """Grant the next RESERVE."""
-        reserve = self.expect(frames.Reserve)
-        self.send(frames.Grant(reserve.frame_id))
+        reserve = self.expect(messages.Reserve)
+        self.send(messages.Grant(reserve.frame_id))
         return reserve
 
     def take_frame(self) -> Body:
@@ -161,24 +161,24 @@ class Session:
     def ack(self, body: Body, **counts: Any) -> None:
         """Every row is stored."""
         records = body.layout.records
-        self.send(frames.Ack(body.frame_id, records, records, 0, 0, 0, **counts))
+        self.send(messages.Ack(body.frame_id, records, records, 0, 0, 0, **counts))
 
-    def fail(self, body: Body, failed: dict[int, frames.RowCode]) -> None:
+    def fail(self, body: Body, failed: dict[int, messages.RowCode]) -> None:
         """The rows given end as their code says; the others are stored."""
         self.send(ack_of(body.frame_id, body.layout.records, failed))
 
-    def refuse(self, reserve: frames.Reserve, code: str, message: str = "no", **limits: int) -> None:
-        self.send(frames.Refused(reserve.frame_id, reserve.stream_id, code, message, **limits))
+    def refuse(self, reserve: messages.Reserve, code: str, message: str = "no", **limits: int) -> None:
+        self.send(messages.Refused(reserve.frame_id, reserve.stream_id, code, message, **limits))
 
-    def serve(self, bad: Callable[[Row], frames.RowCode | None] = lambda _: None) -> None:
+    def serve(self, bad: Callable[[Row], messages.RowCode | None] = lambda _: None) -> None:
         """Grant and acknowledge whatever comes, until the client goes; rows for which ``bad`` has a code fail."""
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 message = self.read()
-                if isinstance(message, frames.Open):
-                    self.send(frames.Opened(message.stream_id, MAX_FRAME_BYTES, MAX_FRAME_RECORDS))
-                elif isinstance(message, frames.Reserve):
-                    self.send(frames.Grant(message.frame_id))
+                if isinstance(message, messages.Open):
+                    self.send(messages.Opened(message.stream_id, MAX_FRAME_BYTES, MAX_FRAME_RECORDS))
+                elif isinstance(message, messages.Reserve):
+                    self.send(messages.Grant(message.frame_id))
                 elif isinstance(message, Body):
                     codes = {i: code for i, row in enumerate(rows_of(message)) if (code := bad(row)) is not None}
                     self.fail(message, codes) if codes else self.ack(message)
@@ -193,7 +193,7 @@ class Session:
         """The client goes, without another word but FLUSH."""
         with contextlib.suppress(EOFError, ConnectionResetError):
             while True:
-                self.expect(frames.Flush)
+                self.expect(messages.Flush)
 
 
 Script = Callable[[Session], None]
@@ -220,7 +220,7 @@ class FakeDaemon:
         self._acceptor.start()
 
     @property
-    def hellos(self) -> list[frames.Hello]:
+    def hellos(self) -> list[messages.Hello]:
         return [session.hello for session in self.sessions if session.hello is not None]
 
     @property
@@ -328,7 +328,7 @@ def acks(*places: int) -> Step:
     return step
 
 
-def fails(place: int, failed: dict[int, frames.RowCode]) -> Step:
+def fails(place: int, failed: dict[int, messages.RowCode]) -> Step:
     """Return a step: acknowledge the frame at a place, of which these rows failed."""
     return lambda session: session.fail(session.bodies[place], failed)
 
@@ -337,18 +337,18 @@ def expects(kind: type) -> Step:
     return lambda session: session.expect(kind)
 
 
-def says(*messages: frames.Message) -> Step:
-    return lambda session: session.send(*messages)
+def says(*said: messages.Message) -> Step:
+    return lambda session: session.send(*said)
 
 
 def refuses(code: str, message: str = "no", **limits: int) -> Step:
     """Return a step: refuse the next RESERVE."""
-    return lambda session: session.refuse(session.expect(frames.Reserve), code, message, **limits)
+    return lambda session: session.refuse(session.expect(messages.Reserve), code, message, **limits)
 
 
 def refuses_stream(code: str, message: str = "no") -> Step:
     """Return a step: refuse the next OPEN."""
-    return lambda session: session.send(frames.Refused(0, session.expect(frames.Open).stream_id, code, message))
+    return lambda session: session.send(messages.Refused(0, session.expect(messages.Open).stream_id, code, message))
 
 
 def waits(event: threading.Event) -> Step:
@@ -364,13 +364,13 @@ dies: Script = ends(Session.take_frame)
 
 def close_with(code: str) -> Script:
     def script(session: Session) -> None:
-        session.expect(frames.Hello)
-        session.send(frames.Close(code, f"because of {code}"))
+        session.expect(messages.Hello)
+        session.send(messages.Close(code, f"because of {code}"))
 
     return script
 
 
-RETURNED = frames.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
+RETURNED = messages.RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops")
 
 
 refuses_the_first_stream: Script = in_turn(
@@ -379,11 +379,11 @@ refuses_the_first_stream: Script = in_turn(
 """A script: the first OPEN is one stream too many; then all goes well."""
 
 
-INVALID = frames.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
-TOO_LARGE = frames.RowCode(
+INVALID = messages.RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
+TOO_LARGE = messages.RowCode(
     Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, "over the stream's 1048576 bytes a record", judged=True
 )
-EXPIRED = frames.RowCode(Outcome.NOT_STORED, Code.EXPIRED, "older than record_ttl_seconds")
+EXPIRED = messages.RowCode(Outcome.NOT_STORED, Code.EXPIRED, "older than record_ttl_seconds")
 
 
 def until(happens: Callable[[], object]) -> None:

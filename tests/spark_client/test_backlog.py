@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FLAG_RESENT, lay_out
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.tally import Tally
@@ -19,10 +19,10 @@ def backlog_of(*sizes: int) -> tuple[Backlog, Tally]:
     return backlog, tally
 
 
-def returned(frame_id: int, records: int, *places: int) -> frames.Ack:
+def returned(frame_id: int, records: int, *places: int) -> messages.Ack:
     """Return the ACK of a frame whose rows the daemon stored, except some that it gives back."""
     bitmap = sum(1 << place for place in places).to_bytes((records + 7) // 8, "little")
-    return frames.Ack(frame_id, records, records - len(places), 0, 0, len(places), bitmap=bitmap, codes=(RETURNED,))
+    return messages.Ack(frame_id, records, records - len(places), 0, 0, len(places), bitmap=bitmap, codes=(RETURNED,))
 
 
 def test_what_came_back_and_what_was_lost_is_sent_again_in_the_order_of_put() -> None:

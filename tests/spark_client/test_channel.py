@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from producerd.errors import Code, ConfigurationError, ConnectionFailed, ProtocolError
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client import channel
 from spark_client.channel import Channel, Late, dial, socket_paths
 from tests.spark_client.fake_daemon import (
@@ -22,7 +22,7 @@ from tests.spark_client.fake_daemon import (
     serve,
 )
 
-HELLO = frames.Hello(1, 1)
+HELLO = messages.Hello(1, 1)
 HOST = socket.gethostname()
 
 
@@ -91,7 +91,7 @@ def test_a_daemon_that_dies_before_its_welcome_is_dialled_again(daemon: FakeDaem
 
 
 def test_a_daemon_that_accepts_but_does_not_answer_is_absent(daemon: FakeDaemon) -> None:
-    daemon.runs(in_turn(expects(frames.Hello), Session.await_end))
+    daemon.runs(in_turn(expects(messages.Hello), Session.await_end))
     with pytest.raises(ConnectionFailed, match="connected, but nobody answers") as caught:
         dial(HELLO, [daemon.path], 0.1)
     assert caught.value.code == Code.DAEMON_ABSENT
@@ -125,7 +125,7 @@ def test_the_admin_socket_is_named_with_the_one_to_give(daemon: FakeDaemon, name
     """By what answers there, not by its name."""
     path = str(daemon.link(name))
     http = b"HTTP/1.0 400 Bad Request\r\n\r\n"
-    daemon.runs(in_turn(expects(frames.Hello), lambda session: session.socket.sendall(http)))
+    daemon.runs(in_turn(expects(messages.Hello), lambda session: session.socket.sendall(http)))
     right = path.replace(".admin", "") if name.endswith(".admin.sock") else channel.DEFAULT_SOCKET
     with pytest.raises(ConfigurationError) as caught:
         dial(HELLO, [path], 10)

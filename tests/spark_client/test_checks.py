@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from producerd.errors import Code, ConfigurationError, ProducerdError
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client import __version__, checks
 from spark_client.checks import ClusterCheck, ExecutorCheck, Installed, Problem, check, probe
 from spark_client.costs import Traffic, monthly
@@ -69,13 +69,13 @@ def status(session: Session) -> None:
     """Opens a stream and tells of its queue."""
     session.welcome(daemon="producerd 9")
     session.opened(max_frame_bytes=1 << 19, max_frame_records=9_000, max_record_bytes=1 << 20)
-    asked = session.expect(frames.Status)
-    assert (session.streams, asked) == ({1: "flights"}, frames.Status(1, asks_service=1))
-    session.send(frames.Draining(60.0))  # without a question
+    asked = session.expect(messages.Status)
+    assert (session.streams, asked) == ({1: "flights"}, messages.Status(1, asks_service=1))
+    session.send(messages.Draining(60.0))  # without a question
     queue = (12, 1_000_000, 2_048, 64 << 20)
-    service: Any = (frames.Service.READY, "", "a dry run")
+    service: Any = (messages.Service.READY, "", "a dry run")
     traffic: Any = ("ON_DEMAND", 1, 7, 70, 2, 3.5)
-    session.send(frames.Blocked(1, 0.0, "", *queue, 0, "AccessDenied", "", 0.0, *service, *traffic))
+    session.send(messages.Blocked(1, 0.0, "", *queue, 0, "AccessDenied", "", 0.0, *service, *traffic))
     session.await_end()
 
 
@@ -147,20 +147,20 @@ def answers(last_error: str = "", **service: Any) -> Script:
     def answers_each(session: Session) -> None:
         with contextlib.suppress(EOFError):
             while True:
-                assert session.expect(frames.Status).stream_id in session.streams
-                session.send(frames.Blocked(1, 0.0, "", last_error=last_error, **service))
+                assert session.expect(messages.Status).stream_id in session.streams
+                session.send(messages.Blocked(1, 0.0, "", last_error=last_error, **service))
 
     return ends(answers_each)
 
 
 @pytest.mark.usefixtures("quick")
 def test_what_the_service_said_is_the_problem_and_names_the_stream(daemon: FakeDaemon) -> None:
-    daemon.runs(answers(service=frames.Service.FAILED, service_code=Code.UNREACHABLE, service_message="no such host"))
+    daemon.runs(answers(service=messages.Service.FAILED, service_code=Code.UNREACHABLE, service_message="no such host"))
     assert problems_of(daemon, "s") == [[Code.UNREACHABLE, "stream s: no such host"]]
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("number", [frames.Service.NOT_VERIFIED, 200], ids=["denied", "of a later version"])
+@pytest.mark.parametrize("number", [messages.Service.NOT_VERIFIED, 200], ids=["denied", "of a later version"])
 def test_what_the_service_may_not_be_asked_is_not_verified(daemon: FakeDaemon, number: int) -> None:
     daemon.runs(answers(service=number, service_message="may not list"))
     told = told_by(daemon.path, "s")
@@ -297,7 +297,7 @@ def test_the_limit_of_a_container_is_read_of_either_version_of_cgroups(
         ),
         (
             "s",
-            in_turn(Session.welcome, expects(frames.Open), says(frames.Close(Code.INTERNAL, "a bug"))),
+            in_turn(Session.welcome, expects(messages.Open), says(messages.Close(Code.INTERNAL, "a bug"))),
             Code.INTERNAL,
             "the daemon closed the session: a bug",
         ),
@@ -309,7 +309,7 @@ def test_the_limit_of_a_container_is_read_of_either_version_of_cgroups(
         ),
         (
             "s",
-            in_turn(Session.welcome, expects(frames.Open)),
+            in_turn(Session.welcome, expects(messages.Open)),
             Code.DAEMON_LOST,
             "the daemon greeted, and then had no answer to OPEN",
         ),
@@ -326,7 +326,7 @@ def test_a_daemon_that_does_not_open_the_stream_is_quoted(
 @pytest.mark.usefixtures("quick")
 def test_a_daemon_that_is_mute_after_its_welcome_is_told(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "ANSWER_SECONDS", 0)
-    daemon.runs(in_turn(Session.welcome, expects(frames.Open), Session.await_end))
+    daemon.runs(in_turn(Session.welcome, expects(messages.Open), Session.await_end))
     assert problems_of(daemon, "s") == [[Code.DAEMON_LOST, "the daemon greeted, and then had no answer to OPEN"]]
 
 

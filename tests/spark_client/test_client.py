@@ -29,7 +29,7 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body
 from spark_client import KinesisClient, Record
 from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
@@ -59,7 +59,7 @@ from tests.spark_client.fake_daemon import (
 )
 
 CLOSED = r"^PRODUCERD\[INTERNAL\]: this client is closed$"
-OPENED_IN_TIME = frames.Opened(2, 1 << 20, 100)
+OPENED_IN_TIME = messages.Opened(2, 1 << 20, 100)
 
 
 def bad_keys(*keys: bytes) -> Callable[[Session], None]:
@@ -86,7 +86,7 @@ def test_a_record_is_stored_when_its_future_is_done(daemon: FakeDaemon) -> None:
         ("other", (b"", b"view", b"7")),
     ]
     (hello,) = daemon.hellos
-    assert (hello.on_disconnect, hello.bad_rows) == (frames.OnDisconnect.DELIVER, frames.BadRows.TAKE_GOOD)
+    assert (hello.on_disconnect, hello.bad_rows) == (messages.OnDisconnect.DELIVER, messages.BadRows.TAKE_GOOD)
     assert hello.pid == os.getpid()
 
 
@@ -105,9 +105,9 @@ def test_an_acknowledgement_that_came_with_another_answer_is_not_left_unread(dae
     """The call that is refused reads no further, and the socket has nothing more to wake the thread for."""
 
     def acknowledges_with_a_refusal(session: Session) -> None:
-        reserve = session.expect(frames.Reserve)
-        refused = frames.Refused(reserve.frame_id, reserve.stream_id, Code.CREDENTIALS, "no keys")
-        session.send(refused, frames.Ack(1, 1, 1, 0, 0, 0))
+        reserve = session.expect(messages.Reserve)
+        refused = messages.Refused(reserve.frame_id, reserve.stream_id, Code.CREDENTIALS, "no keys")
+        session.send(refused, messages.Ack(1, 1, 1, 0, 0, 0))
 
     daemon.runs(lasts(takes(1), acknowledges_with_a_refusal))
     with client_of(daemon) as client:
@@ -118,7 +118,7 @@ def test_an_acknowledgement_that_came_with_another_answer_is_not_left_unread(dae
 
 
 def test_leaving_the_block_flushes_what_no_future_is_kept_of(daemon: FakeDaemon) -> None:
-    daemon.runs(lasts(takes(1), expects(frames.Flush), acks(0)))
+    daemon.runs(lasts(takes(1), expects(messages.Flush), acks(0)))
     with client_of(daemon) as client:
         client.put("x")
     assert len(daemon.rows) == 1
@@ -179,8 +179,8 @@ def test_a_flush_does_not_raise_what_a_callback_is_about_to_look_at(daemon: Fake
 
 
 def test_a_flush_counts_all_failures_and_names_the_first_kinds(daemon: FakeDaemon) -> None:
-    def by_key(row: Any) -> frames.RowCode:
-        return frames.RowCode(Outcome.NOT_STORED, row[0].decode(), "no")
+    def by_key(row: Any) -> messages.RowCode:
+        return messages.RowCode(Outcome.NOT_STORED, row[0].decode(), "no")
 
     daemon.runs(in_turn(Session.welcome, lambda session: session.serve(by_key)))
     client = client_of(daemon)
@@ -204,8 +204,8 @@ def waits_for_room(session: Session) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             message = session.read()
-            if isinstance(message, frames.Cancel):
-                session.send(frames.Refused(message.frame_id, 1, Code.CANCELLED, "the queue is full"))
+            if isinstance(message, messages.Cancel):
+                session.send(messages.Refused(message.frame_id, 1, Code.CANCELLED, "the queue is full"))
 
 
 @pytest.fixture
@@ -259,9 +259,9 @@ def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
 
 def test_a_caller_behind_another_one_that_waits_has_its_whole_time_out(daemon: FakeDaemon) -> None:
     def grants_late(session: Session) -> None:
-        reserve = session.expect(frames.Reserve)
+        reserve = session.expect(messages.Reserve)
         time.sleep(0.2)  # more than the shortest time-out
-        session.send(frames.Grant(reserve.frame_id))
+        session.send(messages.Grant(reserve.frame_id))
 
     daemon.runs(serves_after(grants_late, expects(Body), acks(0)))
     with client_of(daemon) as client, calling(lambda: client.put("a", timeout_seconds=10)) as errors:
@@ -273,7 +273,7 @@ def test_a_caller_behind_another_one_that_waits_has_its_whole_time_out(daemon: F
 def test_a_future_is_done_while_another_call_waits_for_room(daemon: FakeDaemon) -> None:
     """Its acknowledgement counts when it comes, not when the call that waits has ended."""
     go_on = threading.Event()
-    grants = in_turn(expects(frames.Reserve), acks(0), waits(go_on), says(frames.Grant(2)), expects(Body), acks(1))
+    grants = in_turn(expects(messages.Reserve), acks(0), waits(go_on), says(messages.Grant(2)), expects(Body), acks(1))
     daemon.runs(lasts(takes(1), grants))
     with client_of(daemon) as client:
         first = client.put("x", timeout_seconds=10)
@@ -290,10 +290,10 @@ def test_the_time_out_of_put_many_is_that_of_the_call(daemon: FakeDaemon) -> Non
     def script(session: Session) -> None:
         session.start(max_frame_records=1)
         with contextlib.suppress(EOFError):
-            while not isinstance(message := session.read(), frames.Cancel):
-                if isinstance(message, frames.Reserve):
+            while not isinstance(message := session.read(), messages.Cancel):
+                if isinstance(message, messages.Reserve):
                     time.sleep(0.3)
-                    session.send(frames.Grant(message.frame_id))
+                    session.send(messages.Grant(message.frame_id))
                 elif isinstance(message, Body):
                     session.ack(message)
             session.await_end()  # the GRANT crossed it
@@ -310,12 +310,12 @@ def test_the_time_out_of_put_holds_for_the_next_daemon_too(daemon: FakeDaemon) -
     sent_again = threading.Event()
 
     def is_full(session: Session) -> None:
-        reserve = session.expect(frames.Reserve)
-        assert session.expect(frames.Cancel).frame_id == reserve.frame_id
+        reserve = session.expect(messages.Reserve)
+        assert session.expect(messages.Cancel).frame_id == reserve.frame_id
         session.refuse(reserve, Code.CANCELLED, "the queue is full")
 
     full = serves_after(is_full, stores(), lambda _: sent_again.set())
-    daemon.runs(ends(takes(1), expects(frames.Reserve)), full)
+    daemon.runs(ends(takes(1), expects(messages.Reserve)), full)
     with client_of(daemon) as client:
         future = client.put("x")
         with pytest.raises(BackpressureTimeout, match="the queue is full") as caught:
@@ -339,8 +339,8 @@ def test_a_time_out_of_any_length_takes_the_room_that_there_is(daemon: FakeDaemo
 
 def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
-    why = says(frames.Blocked(1, 3.0, "the service answers slowly", queue_records=1, queue_limit_records=9))
-    daemon.runs(lasts(takes(1), expects(frames.Flush), expects(frames.Status), why, waits(go_on), acks(0)))
+    why = says(messages.Blocked(1, 3.0, "the service answers slowly", queue_records=1, queue_limit_records=9))
+    daemon.runs(lasts(takes(1), expects(messages.Flush), expects(messages.Status), why, waits(go_on), acks(0)))
     client = client_of(daemon)
     future = client.put("x")
     with pytest.raises(FlushTimeout, match=r"1 record is not acknowledged after 0\.1 s: the service answers slowly; "):
@@ -353,7 +353,7 @@ def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDa
 
 def test_what_is_sent_again_is_flushed_while_a_flush_waits_for_it(daemon: FakeDaemon) -> None:
     """Else it would linger at the next daemon, for up to an hour."""
-    daemon.runs(ends(takes(1), expects(frames.Flush)), lasts(takes(1), expects(frames.Flush), acks(0)))
+    daemon.runs(ends(takes(1), expects(messages.Flush)), lasts(takes(1), expects(messages.Flush), acks(0)))
     with client_of(daemon) as client:
         future = client.put("x")
         client.flush(5)
@@ -361,8 +361,8 @@ def test_what_is_sent_again_is_flushed_while_a_flush_waits_for_it(daemon: FakeDa
 
 
 def test_a_flush_whose_time_passes_while_the_daemon_stops_gives_nothing_up(daemon: FakeDaemon) -> None:
-    gives_back = in_turn(fails(0, {0: RETURNED}), says(frames.Close(Code.DRAINING, "it stops")))
-    daemon.runs(ends(takes(1), expects(frames.Flush), expects(frames.Status), gives_back), serve)
+    gives_back = in_turn(fails(0, {0: RETURNED}), says(messages.Close(Code.DRAINING, "it stops")))
+    daemon.runs(ends(takes(1), expects(messages.Flush), expects(messages.Status), gives_back), serve)
     with client_of(daemon) as client:
         future = client.put("x")
         with pytest.raises(FlushTimeout, match=r"after 0\.2 s: .* closed the session: it stops; 1 frame"):
@@ -376,8 +376,8 @@ def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
     """It sends no FLUSH later."""
     monkeypatch.setattr("spark_client.client.ANSWER_SECONDS", 0.01)
     go_on, stored = threading.Event(), threading.Event()
-    grants = in_turn(expects(frames.Reserve), waits(go_on), says(frames.Grant(2)), expects(Body))
-    no_flush = in_turn(expects(frames.Reserve), says(frames.Grant(3)), expects(Body), lambda _: stored.set())
+    grants = in_turn(expects(messages.Reserve), waits(go_on), says(messages.Grant(2)), expects(Body))
+    no_flush = in_turn(expects(messages.Reserve), says(messages.Grant(3)), expects(Body), lambda _: stored.set())
     daemon.runs(ends(takes(1), grants, no_flush, Session.ignore))
     client = client_of(daemon)
     client.put("a", timeout_seconds=60)
@@ -432,7 +432,7 @@ def test_a_lost_daemon_fails_what_it_had_and_the_next_call_finds_the_next_one(
 def test_a_lost_daemon_is_looked_for_by_the_next_call_and_not_before(daemon: FakeDaemon) -> None:
     """Also where the thread wakes once more, for a call that has ended meanwhile."""
     go_on = threading.Event()
-    lost = ends(expects(frames.Reserve), waits(go_on))
+    lost = ends(expects(messages.Reserve), waits(go_on))
     daemon.runs(lost, close_with(Code.NOT_AUTHORIZED), close_with(Code.VERSION_MISMATCH), serve)
     client = client_of(daemon, reconnect_timeout_seconds=0)
     with calling(lambda: client.put("x", timeout_seconds=10)) as first:
@@ -469,7 +469,7 @@ def test_a_call_ends_if_the_client_is_closed_while_it_connects(daemon: FakeDaemo
 
 
 def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDaemon) -> None:
-    daemon.runs(ends(stores(), expects(frames.Reserve), max_frame_records=1))
+    daemon.runs(ends(stores(), expects(messages.Reserve), max_frame_records=1))
     client = client_of(daemon, reconnect_timeout_seconds=0)
     with pytest.raises(ConnectionFailed, match="every record that was sent is acknowledged") as caught:
         client.put_many([("x",), ("y",)])
@@ -508,8 +508,8 @@ def test_an_idle_client_outlives_any_number_of_daemons(daemon: FakeDaemon) -> No
 
 
 def test_an_open_that_is_answered_late_is_no_other_stream_s(daemon: FakeDaemon) -> None:
-    late_refusal = frames.Refused(0, 1, Code.STREAM_LIMIT, "64 streams are open")
-    answers = in_turn(expects(frames.Open), expects(frames.Open), says(late_refusal, OPENED_IN_TIME))
+    late_refusal = messages.Refused(0, 1, Code.STREAM_LIMIT, "64 streams are open")
+    answers = in_turn(expects(messages.Open), expects(messages.Open), says(late_refusal, OPENED_IN_TIME))
     daemon.runs(in_turn(Session.welcome, answers, Session.serve))
     with client_of(daemon) as client:
         with pytest.raises(BackpressureTimeout):
@@ -738,7 +738,7 @@ def test_on_disconnect_may_be_discard_and_a_client_shows_its_stream_and_socket(d
     with client_of(daemon, on_disconnect="discard") as client:
         client.put("x")
         assert repr(client).startswith(f"<KinesisClient('s', socket={daemon.path!r}) at 0x")
-    assert daemon.hellos[0].on_disconnect == frames.OnDisconnect.DISCARD
+    assert daemon.hellos[0].on_disconnect == messages.OnDisconnect.DISCARD
 
 
 # ---- callbacks, and handlers of the log
@@ -798,7 +798,7 @@ def test_a_log_handler_that_raises_ends_no_future(daemon: FakeDaemon) -> None:
     def exits(_: Future[None]) -> None:
         raise SystemExit
 
-    blocks = serves_after(takes(1), says(frames.Blocked(1, 3.0, "the queue is full")), waits(go_on), acks(0))
+    blocks = serves_after(takes(1), says(messages.Blocked(1, 3.0, "the queue is full")), waits(go_on), acks(0))
     daemon.runs(dies, blocks, dies, serve)
     log, handler = logging.getLogger("producerd.client"), Sends()
     log.addHandler(handler)

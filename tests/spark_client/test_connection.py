@@ -23,9 +23,9 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body, Columns, lay_out
-from spark_client import channel
+from producerd.wire.protocol import Protocol
 from spark_client.batches import PlainRows
 from spark_client.connection import Connection
 from tests.spark_client.fake_daemon import (
@@ -55,9 +55,9 @@ from tests.spark_client.fake_daemon import (
 )
 
 HOST = socket.gethostname()
-HELLO = frames.Hello(1, 1, batch_id=7, partition=3, attempt=1)
-BLOCKED = frames.Blocked(1, 31.0, "the queue is full", 100, 100, 5_000, 64_000, 24, "throttled", "shardId-0", 0.9)
-FAULT = says(frames.Close(Code.INTERNAL, "a fault of ours"))
+HELLO = messages.Hello(1, 1, batch_id=7, partition=3, attempt=1)
+BLOCKED = messages.Blocked(1, 31.0, "the queue is full", 100, 100, 5_000, 64_000, 24, "throttled", "shardId-0", 0.9)
+FAULT = says(messages.Close(Code.INTERNAL, "a fault of ours"))
 
 
 def connect(daemon: FakeDaemon, **options: Any) -> Connection:
@@ -121,7 +121,7 @@ def test_a_daemon_that_does_not_know_dry_runs_is_sent_nothing(daemon: FakeDaemon
 
 
 def test_failed_rows_are_named_by_their_number_in_the_partition(daemon: FakeDaemon) -> None:
-    unknown = frames.RowCode(Outcome.UNKNOWN, Code.RESULT_COUNT, "answers did not match")
+    unknown = messages.RowCode(Outcome.UNKNOWN, Code.RESULT_COUNT, "answers did not match")
     failed = {0: INVALID, 9: unknown, 8: EXPIRED, 7: EXPIRED}
     daemon.runs(lasts(takes(2), fails(1, failed), fails(0, {2: INVALID, 3: INVALID})))
     with connect(daemon) as connection:
@@ -200,7 +200,7 @@ def test_a_body_larger_than_the_sockets_buffers_arrives_whole_while_the_daemon_i
 
 def test_acks_that_fill_the_socket_never_stop_a_body(daemon: FakeDaemon) -> None:
     """The daemon writes more than a socket holds before it reads on: only a client that reads while it sends goes on"""
-    many = [frames.Blocked(1, 0.0, "x" * 2_000, last_error="y" * 2_000)] * 200
+    many = [messages.Blocked(1, 0.0, "x" * 2_000, last_error="y" * 2_000)] * 200
     daemon.runs(lasts(Session.grant, says(*many), expects(Body), acks(0)))
     with connect(daemon) as connection:
         connection.put("s", rows(1_000, 5_000))
@@ -209,7 +209,8 @@ def test_acks_that_fill_the_socket_never_stop_a_body(daemon: FakeDaemon) -> None
 
 
 def test_messages_may_arrive_byte_by_byte(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "RECEIVE_BYTES", 1)
+    get_buffer = Protocol.get_buffer
+    monkeypatch.setattr(Protocol, "get_buffer", lambda wire: get_buffer(wire)[:1])
     with connect(daemon) as connection:
         put_each(connection, 2)
     assert connection.tally.stored == 2
@@ -246,7 +247,7 @@ def test_a_large_frame_that_waits_for_the_window_asks_for_it(
 
     A frame larger than the window goes alone.
     """
-    asked = [expects(frames.Flush)] * asks
+    asked = [expects(messages.Flush)] * asks
     daemon.runs(lasts(stores(), *asked, stores(), max_frame_bytes=most_bytes, window_bytes=window_bytes))
     with connect(daemon) as connection:
         put_each(connection, 1, 1)
@@ -291,7 +292,7 @@ def test_a_record_that_the_daemon_can_never_take_fails_by_itself(code: str, judg
     ids=["a GRANT is void", "a refusal is raised"],
 )
 def test_an_answer_that_crosses_the_cancel(answer: Step, error: type[Exception], said: str, daemon: FakeDaemon) -> None:
-    daemon.runs(lasts(sleeps(0.2), answer, expects(frames.Cancel), stores()))
+    daemon.runs(lasts(sleeps(0.2), answer, expects(messages.Cancel), stores()))
     with connect(daemon) as connection:
         with pytest.raises(error, match=said):
             connection.put("s", rows(1), timeout_seconds=0.1)
@@ -322,12 +323,12 @@ def test_waits_for_room_that_are_long_in_all_are_logged_once_with_why(
 
     def script(session: Session) -> None:
         session.start()
-        while not isinstance(message := session.read(), frames.Flush):
-            if isinstance(message, frames.Reserve):
+        while not isinstance(message := session.read(), messages.Flush):
+            if isinstance(message, messages.Reserve):
                 time.sleep(0.06)
-                session.send(frames.Grant(message.frame_id))
-            elif isinstance(message, frames.Status):
-                session.send(frames.Blocked(1, 0.0, "the service does not take them", 5, 9))
+                session.send(messages.Grant(message.frame_id))
+            elif isinstance(message, messages.Status):
+                session.send(messages.Blocked(1, 0.0, "the service does not take them", 5, 9))
         acks(*range(len(session.bodies)))(session)
         session.await_end()
 
@@ -347,7 +348,7 @@ def test_waits_for_room_that_are_long_in_all_are_logged_once_with_why(
 
 
 def test_rows_that_a_stopping_daemon_returns_are_an_error(daemon: FakeDaemon) -> None:
-    stops = says(frames.Draining(60.0, "SIGTERM"))
+    stops = says(messages.Draining(60.0, "SIGTERM"))
     daemon.runs(lasts(takes(1), stops, fails(0, {1: RETURNED, 2: RETURNED})))
     with connect(daemon) as connection:
         connection.put("s", rows(3))
@@ -366,7 +367,7 @@ def test_rows_that_a_stopping_daemon_returns_are_an_error(daemon: FakeDaemon) ->
     [
         (Session.welcome, "every record that was sent is acknowledged"),
         (dies, "1 frame with 4 records is not acknowledged"),
-        (ends(takes(1), expects(frames.Reserve)), "1 frame with 4 records is not acknowledged"),
+        (ends(takes(1), expects(messages.Reserve)), "1 frame with 4 records is not acknowledged"),
         (ends(takes(1), Session.grant), "2 frames with 6 records are not acknowledged"),
         (ends(takes(2)), "2 frames with 6 records are not acknowledged"),
     ],
@@ -432,15 +433,15 @@ def test_what_a_broken_socket_still_holds_is_read_first(daemon: FakeDaemon) -> N
     "raw",
     [
         b"\xff\x00\x00\x00\x00\x00\x00\x00",
-        frames.HEADER.pack(frames.MessageType.BODY, 0, 0, 2**32 - 1),
-        frames.encode(frames.Grant(99)),
-        frames.encode(frames.Flush()),
-        frames.encode(frames.Ack(1, 3, 3, 0, 0, 0)),
+        messages.HEADER.pack(messages.MessageType.BODY, 0, 0, 2**32 - 1),
+        messages.encode(messages.Grant(99)),
+        messages.encode(messages.Flush()),
+        messages.encode(messages.Ack(1, 3, 3, 0, 0, 0)),
     ],
     ids=["unknown", "a body", "a grant of nothing", "a client's message", "an ack before the body"],
 )
 def test_what_the_protocol_does_not_allow_is_a_protocol_error(daemon: FakeDaemon, raw: bytes) -> None:
-    daemon.runs(lasts(expects(frames.Reserve), lambda session: session.socket.sendall(raw)))
+    daemon.runs(lasts(expects(messages.Reserve), lambda session: session.socket.sendall(raw)))
     with connect(daemon) as connection, pytest.raises(ProtocolError):
         connection.put("s", rows(3))
 
@@ -472,10 +473,10 @@ ENDS = {
     ),
     "a daemon that stops refuses RESERVE": Ends((lasts(refuses(Code.DRAINING)),), ".*", Code.DRAINING),
     "an ACK of another size breaks the protocol": Ends(
-        (ends(takes(1), says(frames.Ack(1, 2, 2, 0, 0, 0))),), ".*ACK of 2 records for a frame of 3.*", Code.PROTOCOL
+        (ends(takes(1), says(messages.Ack(1, 2, 2, 0, 0, 0))),), ".*ACK of 2 records for a frame of 3.*", Code.PROTOCOL
     ),
     "a CLOSE says that the protocol is broken": Ends(
-        (ends(takes(1), says(frames.Close(Code.PROTOCOL, "the key offsets fall"))),),
+        (ends(takes(1), says(messages.Close(Code.PROTOCOL, "the key offsets fall"))),),
         r".*the key offsets fall; 1 frame with 3 records is not acknowledged",
         Code.PROTOCOL,
     ),
@@ -539,7 +540,7 @@ def lasting(daemon: FakeDaemon, **options: Any) -> Connection:
 
 def test_rows_that_a_stopping_daemon_gives_back_are_stored_by_the_next_one(daemon: FakeDaemon) -> None:
     """The tally counts the bytes of stored rows, never of a row that failed."""
-    daemon.runs(ends(takes(1), says(frames.Draining(5.0)), fails(0, {1: INVALID, 2: RETURNED})), serves_after())
+    daemon.runs(ends(takes(1), says(messages.Draining(5.0)), fails(0, {1: INVALID, 2: RETURNED})), serves_after())
     with lasting(daemon) as connection:
         connection.put("s", lay_out([b"k0", b"key 1", b"k2"], [b"data 0", b"d", b"data two"], [b"7", b"8", b"9"]))
         connection.flush(10)
@@ -549,7 +550,7 @@ def test_rows_that_a_stopping_daemon_gives_back_are_stored_by_the_next_one(daemo
 
 
 def test_what_a_daemon_that_stops_still_acknowledges_is_not_sent_again(daemon: FakeDaemon) -> None:
-    daemon.runs(lasts(takes(1), says(frames.Draining(5.0)), refuses(Code.DRAINING), acks(0)), serves_after())
+    daemon.runs(lasts(takes(1), says(messages.Draining(5.0)), refuses(Code.DRAINING), acks(0)), serves_after())
     with lasting(daemon) as connection:
         put_each(connection, 3, 1)
     assert [len(session.rows) for session in daemon.sessions] == [3, 1]
@@ -586,9 +587,9 @@ def test_streams_that_the_next_daemon_has_not_opened_are_still_to_be_opened(daem
     go_on = threading.Event()
 
     def opens_late(session: Session) -> None:
-        opened = session.expect(frames.Open)
+        opened = session.expect(messages.Open)
         assert go_on.wait(10)
-        session.send(frames.Opened(opened.stream_id, 1 << 20, 100))
+        session.send(messages.Opened(opened.stream_id, 1 << 20, 100))
 
     daemon.runs(ends(), in_turn(Session.welcome, opens_late, Session.serve))
     with lasting(daemon) as connection:
@@ -605,9 +606,9 @@ def test_streams_that_the_next_daemon_has_not_opened_are_still_to_be_opened(daem
 
 def test_a_stream_that_opened_while_another_was_asked_about_is_opened_once(daemon: FakeDaemon) -> None:
     def opens_the_second_late(session: Session) -> None:
-        late = session.expect(frames.Open)
-        session.expect(frames.Status)
-        session.send(frames.Opened(late.stream_id, 1 << 20, 100), BLOCKED)
+        late = session.expect(messages.Open)
+        session.expect(messages.Status)
+        session.send(messages.Opened(late.stream_id, 1 << 20, 100), BLOCKED)
 
     daemon.runs(ends(takes(1), Session.opened, takes(1)), lasts(opens_the_second_late, stores(2)))
     with lasting(daemon) as connection:
@@ -633,7 +634,7 @@ def test_a_client_that_gives_up_while_it_finds_a_daemon_stays_ended(daemon: Fake
 
 def test_what_comes_back_after_a_client_gave_up_has_failed(daemon: FakeDaemon) -> None:
     is_sent = threading.Event()
-    gives_back = in_turn(says(frames.Draining(5.0)), fails(0, {1: RETURNED, 2: RETURNED}))
+    gives_back = in_turn(says(messages.Draining(5.0)), fails(0, {1: RETURNED, 2: RETURNED}))
     daemon.runs(lasts(takes(1), gives_back, lambda _: is_sent.set()))
     with lasting(daemon) as connection:
         connection.put("s", rows(3))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from producerd.errors import Code, Outcome, ProducerdError, RecordsFailed
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import lay_out
 from spark_client import diverting
 from spark_client.diverting import COLUMNS, ROW_GROUP_BYTES, DivertedRows, Place, name_of_call
@@ -49,7 +49,7 @@ def send(daemon: FakeDaemon, to: str, *batches: pa.RecordBatch, **options: Any) 
     return PartitionResult.from_line(made.column(0)[0].as_py())
 
 
-def bad(row: Row) -> frames.RowCode | None:
+def bad(row: Row) -> messages.RowCode | None:
     """What becomes of a row, by its data."""
     maybe = replace(TOO_LARGE, outcome=Outcome.UNKNOWN)
     return {b"invalid": INVALID, b"large": maybe, b"old": EXPIRED, b"refused": REFUSED, None: INVALID}.get(row[1])
@@ -93,8 +93,8 @@ def test_rows_that_are_refused_before_they_are_sent_are_kept_too(daemon: FakeDae
 
     def script(session: Session) -> None:
         session.welcome()
-        session.send(frames.Opened(session.expect(frames.Open).stream_id, 1 << 20, 1))
-        session.refuse(session.expect(frames.Reserve), Code.RECORD_TOO_LARGE, "over 10 MiB", judged=1)
+        session.send(messages.Opened(session.expect(messages.Open).stream_id, 1 << 20, 1))
+        session.refuse(session.expect(messages.Reserve), Code.RECORD_TOO_LARGE, "over 10 MiB", judged=1)
         session.serve()
 
     daemon.runs(script)

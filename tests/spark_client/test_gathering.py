@@ -22,7 +22,7 @@ from producerd.errors import (
     Refused,
     RowFailure,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FRAME_CHARGE_BYTES, RECORD_CHARGE_BYTES, Body, lay_out
 from spark_client.gathering import Gathered, RecordFuture, Row, Unraised, end
 from spark_client.tally import MAX_FAILURES, MORE_KINDS
@@ -136,20 +136,20 @@ def test_put_waits_when_the_next_frame_is_full_too(
 # ---- how each record ends
 
 
-def fails_in_the_third_frame(go_on: threading.Event, failed: dict[int, frames.RowCode]) -> Script:
+def fails_in_the_third_frame(go_on: threading.Event, failed: dict[int, messages.RowCode]) -> Script:
     """Grant the second frame when told to, as after `put_behind_a_reserve`; these rows of the third one fail."""
 
     def grants_second(session: Session) -> None:
-        session.expect(frames.Reserve)
+        session.expect(messages.Reserve)
         assert go_on.wait(10)
-        session.send(frames.Grant(2))
+        session.send(messages.Grant(2))
 
     return serves_after(stores(), grants_second, expects(Body), acks(1), takes(1), fails(2, failed))
 
 
 def test_a_record_that_fails_is_its_own_future_s_error_or_else_the_next_flush_s(daemon: FakeDaemon) -> None:
     go_on = threading.Event()
-    odd = frames.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
+    odd = messages.RowCode(Outcome.UNKNOWN, Code.RECORD_TOO_LARGE, "odd")
     daemon.runs(fails_in_the_third_frame(go_on, {1: INVALID, 3: odd}))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
@@ -186,7 +186,7 @@ def test_a_frame_that_is_refused_is_its_records_error_and_no_other_s(daemon: Fak
 
 def test_what_a_lost_daemon_had_and_what_waited_fail_where_it_is_not_sent_again(daemon: FakeDaemon) -> None:
     all_are_put = threading.Event()
-    daemon.runs(ends(takes(1), expects(frames.Reserve), waits(all_are_put)), serve)
+    daemon.runs(ends(takes(1), expects(messages.Reserve), waits(all_are_put)), serve)
     client = client_of(daemon, reconnect_timeout_seconds=0)
     first = client.put("first")
     until(lambda: daemon.sessions[-1].bodies)
@@ -456,9 +456,9 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
     columns = lay_out([b""] * 6, [b"x"] * 6)
     gathered.tally.add_taken(5)
     codes = (
-        frames.RowCode(Outcome.RETURNED, Code.INTERNAL, "it stops"),
-        frames.RowCode(Outcome.UNKNOWN, Code.INTERNAL, "no answer"),
-        frames.RowCode(Outcome.NOT_STORED, Code.INTERNAL, "tried again", maybe_stored=True),
+        messages.RowCode(Outcome.RETURNED, Code.INTERNAL, "it stops"),
+        messages.RowCode(Outcome.UNKNOWN, Code.INTERNAL, "no answer"),
+        messages.RowCode(Outcome.NOT_STORED, Code.INTERNAL, "tried again", maybe_stored=True),
         INVALID,
     )
     ack = ack_of(1, 5, dict(enumerate(codes)))

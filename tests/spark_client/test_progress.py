@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from producerd.wire import frames
+from producerd.wire import messages
 from spark_client import progress, write_batch
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.progress import DriversDaemon, Progress, Running, described, rows_by_write, running_tasks
@@ -32,7 +32,9 @@ OWN = DaemonSettings.of({})
 
 
 REASON = "the queue is at its limit: the service cannot be reached"
-told_why = lasts(expects(frames.Status), says(frames.Blocked(1, 0.0, REASON, 12, 100, 2_048, 4_096, last_error="no")))
+told_why = lasts(
+    expects(messages.Status), says(messages.Blocked(1, 0.0, REASON, 12, 100, 2_048, 4_096, last_error="no"))
+)
 
 
 class ScalaSequence:
@@ -154,13 +156,13 @@ def test_a_batch_that_waits_is_told_of_on_the_driver_with_the_daemon_s_cause(
             hello = session.welcome()
             if hello.client.endswith(", driver"):
                 session.opened()
-                session.expect(frames.Status)
-                session.send(frames.Blocked(1, 0.0, "the service cannot be reached"))
+                session.expect(messages.Status)
+                session.send(messages.Blocked(1, 0.0, "the service cannot be reached"))
                 session.await_end()
             elif hello.partition == 0:
                 session.serve(lambda _: None)
             else:  # until the driver has said it
-                session.serve(lambda _: None if log.told.wait(60) else frames.RowCode(1, "LATE"))
+                session.serve(lambda _: None if log.told.wait(60) else messages.RowCode(1, "LATE"))
 
     daemon.runs(script)
     monkeypatch.setattr(progress, "FIRST_SECONDS", 0.5)
@@ -222,9 +224,9 @@ def test_in_local_mode_it_has_stored_what_all_tasks_sent_since_the_write_began(d
     delivered = iter((1_000, 1_500))
 
     def slow(session: Session) -> None:
-        session.send(frames.Blocked(1, 0.0, "slow", delivered_records=next(delivered)))
+        session.send(messages.Blocked(1, 0.0, "slow", delivered_records=next(delivered)))
 
-    daemon.runs(lasts(expects(frames.Status), slow))
+    daemon.runs(lasts(expects(messages.Status), slow))
     found = DriversDaemon(local(), Plan("flights", daemon.path))
     assert found.stored(found.status()) == 500
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from producerd.errors import BackpressureTimeout, Code
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FLAG_RESENT, Columns
-from producerd.wire.frames import MessageType
 from producerd.wire.machine import Machine, Side, frame_id_of
+from producerd.wire.messages import MessageType
 from spark_client.batches import PlainRows
 from spark_client.channel import Late, Lost
 from spark_client.connection import MOST_FRUITLESS_SESSIONS, Connection
@@ -47,7 +47,7 @@ class MemoryDaemon:
     path = "/memory"
     is_unread = False
 
-    def __init__(self, hello: frames.Hello, rows: Rows, most_records: int) -> None:
+    def __init__(self, hello: messages.Hello, rows: Rows, most_records: int) -> None:
         self.machine = Machine(Side.CLIENT, 1)
         self.lives = True
         self.stops = False
@@ -64,21 +64,21 @@ class MemoryDaemon:
         self._stream_of: dict[int, str] = {}
         self._most_records = most_records
         self._machine = Machine(Side.DAEMON, WINDOW_FRAMES)
-        self._to_client: deque[frames.Message] = deque()
+        self._to_client: deque[messages.Message] = deque()
         self.tell(hello)
         self.machine.set_window(WINDOW_FRAMES)
 
     # ---- the channel
 
     def tell(self, message: Any) -> None:
-        self._arrives(type(message), MessageType(frames.encode(message)[0]), frame_id_of(message))
-        answers: dict[type, Callable[[Any], frames.Message | None]] = {
-            frames.Hello: lambda _: frames.Welcome(1, 1, WINDOW_BYTES, WINDOW_FRAMES, 1 << 20, MAX_RECORDS, 10.0),
-            frames.Open: self._open,
-            frames.Reserve: self._reserve,
-            frames.Cancel: lambda cancel: frames.Refused(cancel.frame_id, 0, Code.CANCELLED, "the queue is full"),
-            frames.Status: lambda status: frames.Blocked(status.stream_id, 0.0, "the queue is full"),
-            frames.Flush: lambda _: None,
+        self._arrives(type(message), MessageType(messages.encode(message)[0]), frame_id_of(message))
+        answers: dict[type, Callable[[Any], messages.Message | None]] = {
+            messages.Hello: lambda _: messages.Welcome(1, 1, WINDOW_BYTES, WINDOW_FRAMES, 1 << 20, MAX_RECORDS, 10.0),
+            messages.Open: self._open,
+            messages.Reserve: self._reserve,
+            messages.Cancel: lambda cancel: messages.Refused(cancel.frame_id, 0, Code.CANCELLED, "the queue is full"),
+            messages.Status: lambda status: messages.Blocked(status.stream_id, 0.0, "the queue is full"),
+            messages.Flush: lambda _: None,
         }
         answer = answers[type(message)](message)
         if answer is not None:
@@ -106,7 +106,7 @@ class MemoryDaemon:
         self.frames[frame_id] = numbers, columns.layout.charge_bytes
         assert len(self.frames) == 1 or sum(charge for _, charge in self.frames.values()) <= WINDOW_BYTES
 
-    def read(self, until: float | None) -> frames.Message:
+    def read(self, until: float | None) -> messages.Message:
         while not self._to_client:
             if not self.lives:
                 raise Lost
@@ -115,7 +115,7 @@ class MemoryDaemon:
             assert self.frames, "the client waits for nothing"
             self.acknowledge(min(self.frames), set())
         message = self._to_client.popleft()
-        self.machine.received(MessageType(frames.encode(message)[0]), frame_id_of(message))
+        self.machine.received(MessageType(messages.encode(message)[0]), frame_id_of(message))
         return message
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class MemoryDaemon:
 
     # ---- the daemon
 
-    def send(self, message: frames.Message) -> None:
-        self._machine.sent(MessageType(frames.encode(message)[0]), frame_id_of(message))
+    def send(self, message: messages.Message) -> None:
+        self._machine.sent(MessageType(messages.encode(message)[0]), frame_id_of(message))
         self._to_client.append(message)
 
     def acknowledge(self, frame_id: int, failed: set[int]) -> None:
@@ -144,20 +144,20 @@ class MemoryDaemon:
         self._rows.failed += 0 if self.stops else len(places)
         self._rows.unacked -= {*numbers}
 
-    def _open(self, message: frames.Open) -> frames.Message:
+    def _open(self, message: messages.Open) -> messages.Message:
         assert bool(message.resumed) is self.is_resumed
         self.streams[message.stream_id] = message.stream
-        return frames.Opened(message.stream_id, 1 << 20, MAX_RECORDS)
+        return messages.Opened(message.stream_id, 1 << 20, MAX_RECORDS)
 
-    def _reserve(self, message: frames.Reserve) -> frames.Message | None:
+    def _reserve(self, message: messages.Reserve) -> messages.Message | None:
         frame_id, records = message.frame_id, message.layout.records
         self._stream_of[frame_id] = self.streams[message.stream_id]
         if self.stops:
-            return frames.Refused(frame_id, message.stream_id, Code.DRAINING, "stopping")
+            return messages.Refused(frame_id, message.stream_id, Code.DRAINING, "stopping")
         if records > self._most_records:
             limits = 1 << 20, self._most_records
-            return frames.Refused(frame_id, message.stream_id, Code.TOO_LARGE, "too large", *limits)
-        return frames.Grant(frame_id) if self.grants else None
+            return messages.Refused(frame_id, message.stream_id, Code.TOO_LARGE, "too large", *limits)
+        return messages.Grant(frame_id) if self.grants else None
 
 
 class Resending(RuleBasedStateMachine):
@@ -169,13 +169,13 @@ class Resending(RuleBasedStateMachine):
         self.rows, self.next_row, self.ends_in_a_row, self.next_most_records = Rows(), 0, 0, MAX_RECORDS
         self.grants = True
 
-        def dial(hello: frames.Hello, *_: object) -> tuple[MemoryDaemon, frames.Message]:
+        def dial(hello: messages.Hello, *_: object) -> tuple[MemoryDaemon, messages.Message]:
             self.daemon = MemoryDaemon(hello, self.rows, self.next_most_records)
             self.daemon.grants = self.grants
             return self.daemon, self.daemon.read(None)
 
         self.patch.setattr("spark_client.session.dial", dial)
-        self.connection = Connection(frames.Hello(1, 1), ["/memory"], reconnect_timeout_seconds=1)
+        self.connection = Connection(messages.Hello(1, 1), ["/memory"], reconnect_timeout_seconds=1)
 
     @rule(stream=st.sampled_from("st"), count=st.integers(1, 9))
     def put(self, stream: str, count: int) -> None:
@@ -215,7 +215,7 @@ class Resending(RuleBasedStateMachine):
         is_near = daemon.stops or daemon.dies_at is not None
         return daemon.lives and not is_near and self.ends_in_a_row < MOST_FRUITLESS_SESSIONS
 
-    @rule(at=st.sampled_from([None, frames.Open, frames.Reserve, Columns]), next_most=st.integers(1, MAX_RECORDS))
+    @rule(at=st.sampled_from([None, messages.Open, messages.Reserve, Columns]), next_most=st.integers(1, MAX_RECORDS))
     @precondition(may_end)
     def die(self, at: type | None, next_most: int) -> None:
         """At once, or at the next message of a kind.  The next daemon may take smaller frames."""
@@ -228,12 +228,12 @@ class Resending(RuleBasedStateMachine):
     def stop(self) -> None:
         self.daemon.stops = True
         self.ends_in_a_row += 1
-        self.daemon.send(frames.Draining(5.0))
+        self.daemon.send(messages.Draining(5.0))
 
     @rule()
     @precondition(lambda self: self.may_end() and not self.daemon.frames)
     def make_place(self) -> None:
-        self.daemon.send(frames.Close(Code.TABLE_FULL, "make place"))
+        self.daemon.send(messages.Close(Code.TABLE_FULL, "make place"))
         self.daemon.lives = False
 
     @invariant()

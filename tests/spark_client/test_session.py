@@ -16,7 +16,7 @@ from producerd.errors import (
     ProtocolError,
     Refused,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Columns, lay_out
 from spark_client.backlog import Backlog, UnackedFrame
 from spark_client.channel import Channel, Late
@@ -26,7 +26,7 @@ from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import FakeDaemon, Session
 
 FOREVER = Deadline(None, None)
-FULL = frames.Blocked(1, 0.0, "the queue is full", 5, 9)
+FULL = messages.Blocked(1, 0.0, "the queue is full", 5, 9)
 SAID = "the queue is full; queue 5 of 9 records, 0 of 0 bytes, 0 requests in flight"
 HOST = socket.gethostname()
 
@@ -40,12 +40,12 @@ class Reads:
     def __init__(self) -> None:
         self.now = 1_000.0
         self.until: list[float | None] = []
-        self._messages: list[tuple[float, frames.Message | None]] = []
+        self._messages: list[tuple[float, messages.Message | None]] = []
 
     def monotonic(self) -> float:
         return self.now
 
-    def __call__(self, deadline: float | None) -> frames.Message:
+    def __call__(self, deadline: float | None) -> messages.Message:
         self.until.append(deadline)
         seconds, message = self._messages.pop(0) if self._messages else (0.0, None)
         self.now += seconds
@@ -53,8 +53,8 @@ class Reads:
             raise Late
         return message
 
-    def come(self, *messages: frames.Message | None, seconds: float = 0.0) -> None:
-        self._messages += [(seconds, message) for message in messages]
+    def come(self, *said: messages.Message | None, seconds: float = 0.0) -> None:
+        self._messages += [(seconds, message) for message in said]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def session(daemon: FakeDaemon, backlog: Backlog, wait_time: WaitTime) -> Iterat
                 session.read()
 
     daemon.runs(script)
-    session = DaemonSession(frames.Hello(1, 1), [daemon.path], 5.0, backlog, wait_time)
+    session = DaemonSession(messages.Hello(1, 1), [daemon.path], 5.0, backlog, wait_time)
     session.streams["s"] = OpenStream(1, 1 << 20, 100)
     yield session
     session.close()
@@ -130,7 +130,7 @@ def test_a_wait_without_an_end_is_interrupted_when_the_log_is_due(
     """The daemon has 2 s to say why, and the next line is due after 5 minutes."""
     wait_time.add(waited)
     backlog.add(1, frame_of(1))
-    reads.come(None, FULL, frames.Ack(1, 1, 1, 0, 0, 0))
+    reads.come(None, FULL, messages.Ack(1, 1, 1, 0, 0, 0))
     session.flush(FOREVER)
     assert reads.until == [until, 1_002.0, 1_300.0]
     seconds = 40 if waited == 40 else 30
@@ -142,7 +142,7 @@ def test_a_flush_whose_last_ack_comes_with_the_reason_succeeds(
     session: DaemonSession, backlog: Backlog, reads: Reads
 ) -> None:
     backlog.add(1, frame_of(1))
-    reads.come(None, frames.Ack(1, 1, 1, 0, 0, 0), FULL)
+    reads.come(None, messages.Ack(1, 1, 1, 0, 0, 0), FULL)
     session.flush(Deadline(1.0, 1_001.0))
     assert reads.until == [1_001.0, 1_002.0, 1_002.0]
 
@@ -171,7 +171,7 @@ def test_a_wait_with_an_end_is_over_then(
 def test_a_daemon_that_is_silent_for_6_minutes_is_logged(
     session: DaemonSession, reads: Reads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reads.come(None, frames.Opened(1, 5_000, 2))
+    reads.come(None, messages.Opened(1, 5_000, 2))
     session.open("another", FOREVER)
     assert reads.until == [1_360.0, 1_360.0]
     assert session.largest_frame("another") == (5_000, 2)
@@ -196,7 +196,7 @@ def test_an_open_that_ends_as_the_log_is_due_is_late_and_not_logged(
 def test_waits_of_a_quarter_of_a_second_or_more_add_up(
     session: DaemonSession, wait_time: WaitTime, reads: Reads, seconds: float, counted: float
 ) -> None:
-    reads.come(FULL, frames.Opened(1, 1 << 30, 1 << 30), seconds=seconds)
+    reads.come(FULL, messages.Opened(1, 1 << 30, 1 << 30), seconds=seconds)
     session.open("another", FOREVER)
     assert wait_time.seconds == counted
     assert session.largest_frame("another") == (1 << 20, 10_000), "WELCOME allows no more"
@@ -206,7 +206,7 @@ def test_what_has_arrived_is_settled_without_waiting(session: DaemonSession, bac
     backlog.add(1, frame_of(1))
     session.settle_arrived()
     progress = [session.has_progressed]
-    reads.come(frames.Ack(1, 1, 1, 0, 0, 0))
+    reads.come(messages.Ack(1, 1, 1, 0, 0, 0))
     session.settle_arrived()
     assert [*progress, session.has_progressed] == [False, True]
     assert (reads.until, backlog.sent) == ([1_000.0] * 3, {})
@@ -218,14 +218,14 @@ def test_a_daemon_that_is_lost_while_nothing_is_sent_did_not_die_of_a_frame(sess
     assert session.has_progressed
 
 
-@pytest.mark.parametrize(("draining", "until"), [(frames.Draining(60.0), 1_062.0), (None, 1_002.0)])
+@pytest.mark.parametrize(("draining", "until"), [(messages.Draining(60.0), 1_062.0), (None, 1_002.0)])
 def test_a_daemon_that_stops_is_heard_until_its_deadline(
-    session: DaemonSession, backlog: Backlog, reads: Reads, draining: frames.Draining | None, until: float
+    session: DaemonSession, backlog: Backlog, reads: Reads, draining: messages.Draining | None, until: float
 ) -> None:
     session.draining = draining
     for frame_id in (1, 2):
         backlog.add(frame_id, frame_of(1))
-    reads.come(frames.Ack(2, 1, 1, 0, 0, 0))
+    reads.come(messages.Ack(2, 1, 1, 0, 0, 0))
     session.hear_out()
     assert (reads.until, list(backlog.sent)) == ([until, until], [1])
 
@@ -242,22 +242,22 @@ def test_a_client_asks_while_it_waits_why_it_does(
     session: DaemonSession, backlog: Backlog, wait_time: WaitTime, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For room, and for the last acknowledgement.  The answers are not logged."""
-    told: list[frames.Message] = []
+    told: list[messages.Message] = []
     monkeypatch.setattr(Channel, "tell", lambda _, message: told.append(message))
     monkeypatch.setattr("spark_client.reasons.FIRST_SECONDS", 2.0)
     monkeypatch.setattr("spark_client.reasons.MOST_SECONDS", 30.0)
     wait_time.reasons = Reasons()
     reads.come(None, seconds=2.0)
     reads.come(FULL, seconds=0.1)
-    reads.come(frames.Grant(1), seconds=3.0)
+    reads.come(messages.Grant(1), seconds=3.0)
     session.reserve(frame_of(1), FOREVER)
-    assert [type(message) for message in told] == [frames.Reserve, frames.Status]
+    assert [type(message) for message in told] == [messages.Reserve, messages.Status]
     assert reads.until == [1_002.0, 1_362.0, 1_006.1]
     backlog.add(1, frame_of(1))
     reads.come(None, seconds=1.0)
-    reads.come(frames.Ack(1, 1, 1, 0, 0, 0), seconds=1.0)
+    reads.come(messages.Ack(1, 1, 1, 0, 0, 0), seconds=1.0)
     session.flush(FOREVER)
-    assert [type(message) for message in told[2:]] == [frames.Flush, frames.Status]
+    assert [type(message) for message in told[2:]] == [messages.Flush, messages.Status]
     why, seconds = wait_time.reasons.longest
     assert (why, round(seconds, 3)) == ("the queue is full", 7.1)
 
@@ -275,14 +275,14 @@ def test_a_long_wait_is_not_logged_while_nothing_is_sent(
 
 
 def test_a_refusal_is_of_the_stream_that_it_names(session: DaemonSession, reads: Reads) -> None:
-    reads.come(frames.Refused(0, 9, Code.STREAM_LIMIT, "of another one"), frames.Opened(1, 5_000, 2))
+    reads.come(messages.Refused(0, 9, Code.STREAM_LIMIT, "of another one"), messages.Opened(1, 5_000, 2))
     session.open("late", FOREVER)
-    reads.come(frames.Refused(0, 2, Code.STREAM_LIMIT, "64 streams are open"))
+    reads.come(messages.Refused(0, 2, Code.STREAM_LIMIT, "64 streams are open"))
     with pytest.raises(Refused, match=r"^64 streams are open$") as caught:
         session.open("refused", FOREVER)
     assert caught.value.code == Code.STREAM_LIMIT
     assert list(session.streams) == ["s", "late"]
-    reads.come(frames.Opened(3, 5_000, 2))
+    reads.come(messages.Opened(3, 5_000, 2))
     session.open("refused", Deadline(1.0, 1_001.0))
     assert list(session.streams) == ["s", "late", "refused"]
 
@@ -298,7 +298,7 @@ def test_a_daemon_that_stops_or_gave_rows_back_gets_no_more(
     if returned:
         backlog.given_up_records = 3
     else:
-        session.draining = frames.Draining(60.0)
+        session.draining = messages.Draining(60.0)
     with pytest.raises(ConnectionFailed) as caught:
         session.reserve(frame_of(1), FOREVER)
     assert str(caught.value) == f"the daemon stops: it gave {3 * returned} records back and takes no more"
@@ -312,7 +312,7 @@ def test_a_daemon_that_stops_or_gave_rows_back_gets_no_more(
 def test_a_frame_that_is_too_large_shrinks_the_next_ones(
     session: DaemonSession, reads: Reads, count: int, most_bytes: int, most_records: int, largest: tuple[int, int]
 ) -> None:
-    reads.come(frames.Refused(1, 1, Code.TOO_LARGE, "too large", most_bytes, most_records))
+    reads.come(messages.Refused(1, 1, Code.TOO_LARGE, "too large", most_bytes, most_records))
     with pytest.raises(Refused, match=r"^too large$") as caught:
         session.reserve(frame_of(count), FOREVER)
     assert (caught.value.code, caught.value.max_frame_bytes) == (Code.TOO_LARGE, most_bytes)
@@ -321,7 +321,7 @@ def test_a_frame_that_is_too_large_shrinks_the_next_ones(
 
 
 def test_a_frame_that_is_as_large_as_allowed_is_never_too_large(session: DaemonSession, reads: Reads) -> None:
-    reads.come(frames.Refused(1, 1, Code.TOO_LARGE, "too large", 1_092, 2))
+    reads.come(messages.Refused(1, 1, Code.TOO_LARGE, "too large", 1_092, 2))
     with pytest.raises(ProtocolError, match=r"^a frame of 1092 bytes was refused as larger than 1092$"):
         session.reserve(frame_of(2), FOREVER)
 
@@ -329,7 +329,7 @@ def test_a_frame_that_is_as_large_as_allowed_is_never_too_large(session: DaemonS
 def test_a_frame_may_fill_the_window(session: DaemonSession, backlog: Backlog, reads: Reads) -> None:
     backlog.add(5, frame_of(1))
     backlog.sent_bytes = (8 << 20) - rows(1).layout.charge_bytes
-    reads.come(frames.Grant(1))
+    reads.come(messages.Grant(1))
     assert session.reserve(frame_of(1), Deadline(1.0, 1_001.0)) == 1
     backlog.sent_bytes += 1
     reads.come(None, FULL)
@@ -348,12 +348,19 @@ def test_only_a_record_that_alone_exceeds_the_whole_queue_has_ended(
         """A tally that keeps the rows which were refused."""
 
         def refuse(
-            self, row: int, why: frames.RowCode, stream: str, columns: Columns, place: int, *, named: str | None = None
+            self,
+            row: int,
+            why: messages.RowCode,
+            stream: str,
+            columns: Columns,
+            place: int,
+            *,
+            named: str | None = None,
         ) -> None:
             seen.append((row, columns.row(place)))
             super().refuse(row, why, stream, columns, place, named=named)
 
-    reads.come(frames.Refused(1, 1, Code.RECORD_TOO_LARGE, "over the limit"))
+    reads.come(messages.Refused(1, 1, Code.RECORD_TOO_LARGE, "over the limit"))
     if ends:
         assert session.reserve(frame_of(count, Keeps()), FOREVER) == 0
     else:
@@ -363,6 +370,6 @@ def test_only_a_record_that_alone_exceeds_the_whole_queue_has_ended(
 
 
 def test_a_late_answer_is_that_of_its_own_frame(session: DaemonSession, reads: Reads) -> None:
-    reads.come(frames.Refused(9, 1, Code.CANCELLED, "in time"), frames.Grant(8), frames.Grant(1))
+    reads.come(messages.Refused(9, 1, Code.CANCELLED, "in time"), messages.Grant(8), messages.Grant(1))
     assert session.reserve(frame_of(1), FOREVER) == 1
     assert len(reads.until) == 3

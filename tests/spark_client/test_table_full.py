@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from producerd.errors import Code, ConnectionFailed
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import lay_out
 from spark_client import KinesisClient
 from spark_client.connection import Connection
@@ -30,10 +30,10 @@ from tests.spark_client.fake_daemon import (
     waits,
 )
 
-HELLO = frames.Hello(1, 1)
-FULL = says(frames.Close(Code.TABLE_FULL, "make place"))
-full_at_open = in_turn(Session.welcome, expects(frames.Open), FULL)
-full_at_reserve = ends(expects(frames.Reserve), FULL)
+HELLO = messages.Hello(1, 1)
+FULL = says(messages.Close(Code.TABLE_FULL, "make place"))
+full_at_open = in_turn(Session.welcome, expects(messages.Open), FULL)
+full_at_reserve = ends(expects(messages.Reserve), FULL)
 
 
 def connect(daemon: FakeDaemon, seconds: float = 5.0, reconnect_seconds: float = 0.0) -> Connection:
@@ -119,8 +119,8 @@ def test_a_client_that_gives_up_while_it_comes_back_stays_ended(daemon: FakeDaem
 
 def test_a_dry_run_ends_with_its_session_as_its_figures_do(daemon: FakeDaemon) -> None:
     """Coming back would lose what the daemon had counted."""
-    ready = says(frames.Blocked(1, 0.0, "", service=frames.Service.READY))
-    daemon.runs(ends(expects(frames.Status), ready, stores(), FULL, dry_runs=1))
+    ready = says(messages.Blocked(1, 0.0, "", service=messages.Service.READY))
+    daemon.runs(ends(expects(messages.Status), ready, stores(), FULL, dry_runs=1))
     with Connection(HELLO, [daemon.path], dry_run=True) as connection:
         connection.put("s", lay_out([b"key"], [b"a"]))
         with pytest.raises(ConnectionFailed, match="make place"):  # noqa: PT012 - whichever call reads it
@@ -213,7 +213,7 @@ def test_the_time_asleep_is_no_time_without_a_place(daemon: FakeDaemon) -> None:
 
 
 def test_a_place_that_was_found_ends_the_time_without_one(daemon: FakeDaemon) -> None:
-    takes_one = ends(stores(), expects(frames.Flush), expects(frames.Reserve), FULL)
+    takes_one = ends(stores(), expects(messages.Flush), expects(messages.Reserve), FULL)
     daemon.runs(full_at_reserve, takes_one, serve)
     with connect(daemon, 0.2) as session:
         store(session, b"a")

@@ -10,7 +10,7 @@ import pytest
 
 from producerd.errors import Code, Outcome, RowFailure
 from producerd.wire.columns import lay_out
-from producerd.wire.frames import Ack, RowCode
+from producerd.wire.messages import Ack, RowCode
 from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import ack_of
 

@@ -21,9 +21,9 @@ from producerd.errors import (
     RecordsFailed,
     RowFailure,
 )
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Body
-from producerd.wire.frames import BadRows
+from producerd.wire.messages import BadRows
 from spark_client import __version__
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.options import WriterOptions
@@ -136,8 +136,8 @@ def test_a_task_names_its_query_its_batch_and_itself(
     send(daemon, batch(["a"]), application_id="app", skip_bad_records=skip)
     (hello,) = daemon.hellos
     client = f"spark_client {__version__}, Python {platform.python_version()}"
-    who: Any = frames.OnDisconnect.DISCARD, bad_rows, client, "app", *places, os.getpid()
-    assert dataclasses.replace(hello, comes_back=0) == frames.Hello(frames.VERSION, frames.VERSION, *who)
+    who: Any = messages.OnDisconnect.DISCARD, bad_rows, client, "app", *places, os.getpid()
+    assert dataclasses.replace(hello, comes_back=0) == messages.Hello(messages.VERSION, messages.VERSION, *who)
 
 
 class Own:
@@ -171,7 +171,7 @@ def test_a_task_s_result_has_what_its_own_daemon_has_used(daemon: FakeDaemon, mo
 def test_the_log_of_its_own_daemon_is_quoted_where_that_is_lost(
     code: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = ends(expects(frames.Reserve))
+    gone = ends(expects(messages.Reserve))
     daemon.runs(gone if code == Code.DAEMON_LOST else lasts(refuses(code, "the key is disabled")))
     own = Own(daemon.path)
     monkeypatch.setattr(Plan, "own_daemon", lambda _: own)
@@ -266,12 +266,12 @@ def knows(*names: str) -> Script:
         with contextlib.suppress(EOFError):
             while True:
                 message = session.read()
-                if isinstance(message, frames.Open) and message.stream in names:
-                    session.send(frames.Opened(message.stream_id, 1 << 20, 100))
-                elif isinstance(message, frames.Open):
-                    session.send(frames.Refused(0, message.stream_id, Code.STREAM_LIMIT, f"{message.stream!r}: no"))
-                elif isinstance(message, frames.Reserve):
-                    session.send(frames.Grant(message.frame_id))
+                if isinstance(message, messages.Open) and message.stream in names:
+                    session.send(messages.Opened(message.stream_id, 1 << 20, 100))
+                elif isinstance(message, messages.Open):
+                    session.send(messages.Refused(0, message.stream_id, Code.STREAM_LIMIT, f"{message.stream!r}: no"))
+                elif isinstance(message, messages.Reserve):
+                    session.send(messages.Grant(message.frame_id))
                 elif isinstance(message, Body):
                     session.ack(message)
 

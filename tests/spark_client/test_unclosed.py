@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from producerd.wire import frames
+from producerd.wire import messages
 from tests.daemon import ROOT
 from tests.spark_client.clients import client_of, client_threads, holds_back
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, ends, expects, takes
@@ -33,10 +33,10 @@ def test_the_end_of_a_program_waits_for_a_time_and_says_what_is_not_stored(daemo
     def answers_slowly(session: Session) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
-                if isinstance(session.read(), frames.Status):
-                    session.send(frames.Blocked(1, 3.0, "the service answers slowly"))
+                if isinstance(session.read(), messages.Status):
+                    session.send(messages.Blocked(1, 3.0, "the service answers slowly"))
 
-    daemon.runs(ends(takes(1), expects(frames.Flush), answers_slowly))
+    daemon.runs(ends(takes(1), expects(messages.Flush), answers_slowly))
     command = [sys.executable, *["-X", "dev"] * warns, "-c", PROGRAM, daemon.path]
     done = subprocess.run(command, cwd=ROOT, env={}, timeout=60, stderr=subprocess.PIPE, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if "ResourceWarning" not in line]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from producerd.errors import Outcome
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import Layout
-from producerd.wire.frames import Message
+from producerd.wire.messages import Message
 
 
 def bits(flags: Sequence[bool]) -> bytes:
@@ -21,28 +21,28 @@ def bits(flags: Sequence[bool]) -> bytes:
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs/build/protocol.md"
 MESSAGES: tuple[Message, ...] = (
-    frames.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711, 1),
-    frames.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0", 1),
-    frames.Open(2, "flights", 1, 1),
-    frames.Opened(2, 1 << 20, 10_000, 10 << 20),
-    frames.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
-    frames.Grant(5),
-    frames.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12, 1),
-    frames.Cancel(5),
-    frames.Ack(
+    messages.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711, 1),
+    messages.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0", 1),
+    messages.Open(2, "flights", 1, 1),
+    messages.Opened(2, 1 << 20, 10_000, 10 << 20),
+    messages.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
+    messages.Grant(5),
+    messages.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12, 1),
+    messages.Cancel(5),
+    messages.Ack(
         *(5, 10, 6, 2, 1, 1, 4, 3, 2, 1),
         bitmap=bytes([0b10010001, 0b10]),
         code_rows=struct.pack("<4H", 0, 1, 2, 0),
         codes=(
-            frames.RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "data is null"),
-            frames.RowCode(Outcome.UNKNOWN, "RESULT_COUNT", "é", True),
-            frames.RowCode(Outcome.RETURNED, "DRAINING"),
+            messages.RowCode(Outcome.NOT_STORED, "RECORD_INVALID", "data is null"),
+            messages.RowCode(Outcome.UNKNOWN, "RESULT_COUNT", "é", True),
+            messages.RowCode(Outcome.RETURNED, "DRAINING"),
         ),
         judged=bytes([0b1]),
     ),
-    frames.Flush(2),
-    frames.Status(2, 1, 1),
-    frames.Blocked(
+    messages.Flush(2),
+    messages.Status(2, 1, 1),
+    messages.Blocked(
         2,
         30.5,
         "the queue is at its limit",
@@ -54,7 +54,7 @@ MESSAGES: tuple[Message, ...] = (
         "none",
         "shardId-000000000001",
         0.25,
-        frames.Service.FAILED,
+        messages.Service.FAILED,
         "UNREACHABLE",
         "no such host",
         "ON_DEMAND",
@@ -64,7 +64,9 @@ MESSAGES: tuple[Message, ...] = (
         80,
         90.5,
     ),
-    frames.Draining(25.0, "the daemon stops"),
-    frames.Close("PROTOCOL", "what was wrong"),
-    frames.Figures(2, 10, 20, 30, 40, 50, 60, 1, 2, 1 << 20, (("shardId-000000000001", 10),), (("64", 7), ("256", 3))),
+    messages.Draining(25.0, "the daemon stops"),
+    messages.Close("PROTOCOL", "what was wrong"),
+    messages.Figures(
+        2, 10, 20, 30, 40, 50, 60, 1, 2, 1 << 20, (("shardId-000000000001", 10),), (("64", 7), ("256", 3))
+    ),
 )

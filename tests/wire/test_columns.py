@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from producerd.errors import ProtocolError
 from producerd.wire import columns
 from producerd.wire.columns import FLAG_HASH_KEYS, PREFIX, Layout, lay_out, parse_body
-from producerd.wire.frames import body_header
+from producerd.wire.messages import body_header
 from tests.wire.strategies import DAMAGES, ROWS, DrawnRow, columns_of, damaged
 
 pytestmark = pytest.mark.law("wire")

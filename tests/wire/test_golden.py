@@ -11,9 +11,9 @@ import pytest
 
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
-from producerd.wire import frames
-from producerd.wire.frames import MessageType
+from producerd.wire import messages
 from producerd.wire.machine import frame_id_of
+from producerd.wire.messages import MessageType
 from tests.daemon import WireClient, daemon, directory, until
 from tests.spark_client.fake_daemon import Session, fake_daemon
 from tests.wire import golden
@@ -70,7 +70,7 @@ def test_a_daemon_serves_a_client_of_an_earlier_version(version: str) -> None:
                     continue
                 answer = client.read()
                 assert type(answer) is type(said.message)
-                if isinstance(answer, frames.Ack):
+                if isinstance(answer, messages.Ack):
                     assert replace(answer, judged=b"") == said.message
             assert client.read_to_end() == []
         until(lambda: running.metrics()["client_disconnects_total[closed]"] == 1)
@@ -99,8 +99,8 @@ def test_a_client_understands_a_daemon_of_an_earlier_version(version: str) -> No
     with directory() as folder, fake_daemon(folder / "s") as old:
         old.runs(script)
         tally, reason = golden.talk(str(folder / "s"))
-    acks = [said.message for said in kept if isinstance(said.message, frames.Ack)]
-    (blocked,) = (said.message for said in kept if isinstance(said.message, frames.Blocked))
+    acks = [said.message for said in kept if isinstance(said.message, messages.Ack)]
+    (blocked,) = (said.message for said in kept if isinstance(said.message, messages.Blocked))
     assert tally.records == sum(ack.records for ack in acks)
     assert tally.stored == sum(ack.stored for ack in acks) == tally.records - 1
     (failure,) = tally.failures

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producerd.errors import ProtocolError
-from producerd.wire import frames
-from producerd.wire.frames import MessageType as M
+from producerd.wire import messages
 from producerd.wire.machine import SENDER, FrameState, Machine, SessionState, Side, frame_id_of
+from producerd.wire.messages import MessageType as M
 
 pytestmark = pytest.mark.law("wire")
 
@@ -186,8 +186,8 @@ def test_the_window_bounds_the_frames_in_any_state_but_idle(side: Side) -> None:
 
 
 def test_frame_id_of_reads_the_frame_that_a_message_names() -> None:
-    assert frame_id_of(frames.Grant(7)) == 7
-    assert frame_id_of(frames.Flush(7)) == 0
+    assert frame_id_of(messages.Grant(7)) == 7
+    assert frame_id_of(messages.Flush(7)) == 0
 
 
 class Pair:

@@ -23,7 +23,7 @@ from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
 from producerd.ctl import commands as producerctl
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
-from producerd.wire import frames, machine
+from producerd.wire import machine, messages
 from spark_client.options import OPTIONS, WriterOptions
 from tests import licences
 from tests.core.refusals import matrix
@@ -174,7 +174,7 @@ def session() -> str:
         if b"".join(data for data, _ in fields) != said.data:
             raise ValueError(f"{newest.parent.name}: today's code writes {said.name} in other bytes")
         lines += [said.name, *(f"  {data.hex():{HEX_WIDTH}}  {name}".rstrip() for data, name in fields)]
-        if isinstance(said.message, frames.Ack):
+        if isinstance(said.message, messages.Ack):
             break
     return "\n".join([*lines, "```"])
 
@@ -185,41 +185,40 @@ HEX_WIDTH: Final = 42
 
 def _wire_fields(said: golden.Golden) -> Iterator[tuple[bytes, str]]:
     """The bytes of each field of a message, in order, and what they are."""
-    yield said.data[: frames.HEADER.size], "type, flags, zero, payload length"
+    yield said.data[: messages.HEADER.size], "type, flags, zero, payload length"
     if isinstance(said.message, golden.Rows):
         count = len(said.message.rows)
-        at = frames.HEADER.size
+        at = messages.HEADER.size
         sizes = {"frame_id": 8, "layout": 16, "key offsets": 4 * (count + 1), "data offsets": 4 * (count + 1)}
         sizes |= {"keys": sum(len(row[0].encode()) for row in said.message.rows)}
         for name, size in (sizes | {"data": len(said.data)}).items():
             yield said.data[at : at + size], name
             at += size
         return
-    schema = frames._BY_CLASS[type(said.message)]
-    for name, kind in schema.required:
+    for name, kind, tag, default in messages.SCHEMAS[type(said.message)].fields:
         value = getattr(said.message, name)
-        yield frames._write(kind, value), name if kind is frames.LAYOUT else f"{name} {value}"
-    for tag, name, kind in schema.optional:
-        if (value := getattr(said.message, name)) != frames._DEFAULTS[schema.message][name]:
-            written = frames._write(kind, value, framed=False)
-            yield frames._TAG.pack(tag, len(written)) + written, f"tag {tag}, length, {name} {value}"
+        if not tag:
+            yield messages.written(kind, value), name if kind.name == "layout" else f"{name} {value}"
+        elif value != default:
+            optional = kind.write(value)
+            yield messages.TAG.pack(tag, len(optional)) + optional, f"tag {tag}, length, {name} {value}"
 
 
-def messages() -> str:
+def message_table() -> str:
     """One line a message of the wire: number, name, sender, fields.  A kind holds until the next one."""
-    schemas = {schema.number: schema for schema in frames._SCHEMAS}
     lines = ["| type | message | from | required fields | optional fields (tag) |", "|---" * 5 + "|"]
-    for type_ in frames.MessageType:
+    schemas = {schema.number: schema.fields for schema in messages.SCHEMAS.values()}
+    for type_ in messages.MessageType:
         sender = machine.SENDER[type_].value if type_ in machine.SENDER else "either"
         required, optional = "[see below](#the-body)", ""
         if schema := schemas.get(type_):
-            required = _fields_of((name, kind) for name, kind in schema.required)
-            optional = _fields_of((f"{name} ({tag})", kind) for tag, name, kind in schema.optional)
+            required = _fields_of((field.name, field.kind) for field in schema if not field.tag)
+            optional = _fields_of((f"{field.name} ({field.tag})", field.kind) for field in schema if field.tag)
         lines.append(f"| {type_.value} | {type_.name} | {sender} | {required} | {optional} |")
     return "\n".join(lines)
 
 
-def _fields_of(fields: Iterable[tuple[str, frames._Kind]]) -> str:
+def _fields_of(fields: Iterable[tuple[str, messages.Kind]]) -> str:
     named = {name: kind.name for name, kind in fields}
     groups = ((kind, ", ".join(names)) for kind, names in groupby(named, key=named.__getitem__))
     return "; ".join(names if names.startswith(kind) else f"{kind} {names}" for kind, names in groups)
@@ -230,7 +229,7 @@ TABLES: Final[Mapping[tuple[str, str], Callable[[], str]]] = {
     ("build/benchmarks.md", "benchmarks"): benchmarks,
     ("build/licences.md", "packages"): licences.table,
     ("build/protocol.md", "session"): session,
-    ("build/protocol.md", "messages"): messages,
+    ("build/protocol.md", "messages"): message_table,
     ("operate/configuration.md", "node settings"): lambda: settings(NodeSettings),
     ("operate/configuration.md", "stream settings"): lambda: settings(StreamSettings),
     ("operate/slow-streams.md", "causes"): causes,

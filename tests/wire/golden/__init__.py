@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 from producerd import __version__
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
-from producerd.wire import frames
+from producerd.wire import messages
 from producerd.wire.columns import FLAG_RESENT, Columns, Layout, lay_out, parse_body
-from producerd.wire.frames import HEADER, BadRows, Message, MessageType, OnDisconnect
+from producerd.wire.messages import HEADER, BadRows, Message, MessageType, OnDisconnect
 from spark_client.connection import Connection
 from spark_client.tally import Tally
 from tests.daemon import PATIENCE_SECONDS, daemon, directory
@@ -75,14 +75,14 @@ def message_of(line: str) -> Message | Rows:
     if "layout" in values:
         values["layout"] = Layout(**values["layout"])
     if "codes" in values:
-        values["codes"] = tuple(frames.RowCode(**code) for code in values["codes"])
+        values["codes"] = tuple(messages.RowCode(**code) for code in values["codes"])
     for name in ("shards", "sizes"):
         if name in values:
             values[name] = tuple(map(tuple, values[name]))
     for name in ("bitmap", "code_rows", "judged"):
         if isinstance(values.get(name), str):
             values[name] = bytes.fromhex(values[name])
-    message: Message = getattr(frames, kind)(**values)
+    message: Message = getattr(messages, kind)(**values)
     return message
 
 
@@ -91,19 +91,19 @@ def message_of(line: str) -> Message | Rows:
 
 def encoded(message: Message | Rows) -> bytes:
     if not isinstance(message, Rows):
-        return frames.encode(message)
+        return messages.encode(message)
     keys, data, hash_keys = ([_bytes(value) for value in column] for column in zip(*message.rows, strict=True))
     columns = lay_out(keys, data, None if hash_keys[0] is None else hash_keys)
     if message.resent:
         columns = Columns(replace(columns.layout, flags=columns.layout.flags | FLAG_RESENT), columns.parts)
-    parts = (frames.body_header(columns.layout), columns.body_prefix(message.frame_id), *columns.parts)
+    parts = (messages.body_header(columns.layout), columns.body_prefix(message.frame_id), *columns.parts)
     return b"".join(map(bytes, parts))
 
 
 def decoded(data: bytes) -> Message | Rows:
-    header, payload = frames.parse_header(data), data[HEADER.size :]
+    header, payload = messages.parse_header(data), data[HEADER.size :]
     if header.type is not MessageType.BODY:
-        return frames.decode(header, payload)
+        return messages.decode(header, payload)
     body = parse_body(payload, header.flags)
     rows = tuple((key.decode(), _text(value), _text(hash_key)) for key, value, hash_key in rows_of(body))
     return Rows(body.frame_id, rows, bool(header.flags & FLAG_RESENT))
@@ -140,9 +140,9 @@ def read(path: Path) -> list[Golden]:
 # ---- what goes into them
 
 
-def messages() -> Iterator[Golden]:
+def golden_messages() -> Iterator[Golden]:
     for message in MESSAGES:
-        name = frames.number_of(message).name
+        name = messages.number_of(message).name
         without = bare(message)
         yield _golden(f"{name} with every field", message)
         if without != message:
@@ -164,20 +164,20 @@ def _golden(name: str, message: Message | Rows) -> Golden:
 def bare(message: Message) -> Message:
     """The same without what it may leave out."""
     defaults = {field.name: field.default for field in fields(message) if field.default is not MISSING}
-    if isinstance(message, frames.Hello):  # required on the wire
+    if isinstance(message, messages.Hello):  # required on the wire
         defaults = {name: default for name, default in defaults.items() if name not in ("on_disconnect", "bad_rows")}
-    if isinstance(message, frames.Flush):
+    if isinstance(message, messages.Flush):
         defaults = {}
-    if isinstance(message, frames.Ack):
+    if isinstance(message, messages.Ack):
         defaults.update(stored=message.records, not_stored=0, unknown=0, returned=0)
     return replace(message, **defaults)
 
 
 def talk(path: str) -> tuple[Tally, str]:
     """The client's part of the session that is kept: how its rows ended, and the daemon's word on why rows wait."""
-    hello = frames.Hello(
+    hello = messages.Hello(
         1,
-        frames.VERSION,
+        messages.VERSION,
         OnDisconnect.DELIVER,
         BadRows.TAKE_GOOD,
         client=f"golden {__version__}",
@@ -199,7 +199,7 @@ def talk(path: str) -> tuple[Tally, str]:
         )
         session.flush(PATIENCE_SECONDS)
         said = session.reason("flights")
-        session._session._channel.tell(frames.Close("", "the session is over"))
+        session._session._channel.tell(messages.Close("", "the session is over"))
     return session.tally, said
 
 
@@ -248,7 +248,7 @@ def _carry(listener: socket.socket, daemon_path: str, said: list[Golden]) -> Non
 def _whole(unread: bytearray) -> Iterator[bytes]:
     """Those that are there, taken away."""
     while len(unread) >= HEADER.size:
-        size = HEADER.size + frames.parse_header(unread).payload_bytes
+        size = HEADER.size + messages.parse_header(unread).payload_bytes
         if len(unread) < size:
             return
         yield bytes(unread[:size])

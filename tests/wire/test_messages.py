@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producerd.errors import Outcome, ProtocolError
-from producerd.wire import columns, frames
+from producerd.wire import columns, messages
 from producerd.wire.columns import Layout
-from producerd.wire.frames import HEADER, Message, MessageType
+from producerd.wire.messages import HEADER, Message, MessageType
 from tests.wire import golden
 from tests.wire.messages import MESSAGES, PROTOCOL, bits
 from tests.wire.strategies import DAMAGES, damaged
@@ -61,8 +61,8 @@ GOLDEN = {
 
 def read(data: bytes) -> Message:
     """What a reader does with a whole message."""
-    header = frames.parse_header(data)
-    return frames.decode(header, data[HEADER.size :])
+    header = messages.parse_header(data)
+    return messages.decode(header, data[HEADER.size :])
 
 
 def with_payload(type_: int, payload: bytes, flags: int = 0) -> bytes:
@@ -72,9 +72,9 @@ def with_payload(type_: int, payload: bytes, flags: int = 0) -> bytes:
 def message_or_protocol_error(data: bytes) -> None:
     """Anything but a message or a ProtocolError fails the test."""
     try:
-        header = frames.parse_header(data)
-        assert header.payload_bytes <= frames.MAX_ACK_BYTES or header.type is MessageType.BODY
-        frames.decode(header, data[HEADER.size :])
+        header = messages.parse_header(data)
+        assert header.payload_bytes <= messages.MAX_ACK_BYTES or header.type is MessageType.BODY
+        messages.decode(header, data[HEADER.size :])
     except ProtocolError:
         pass
 
@@ -85,18 +85,18 @@ def ids(message: Message) -> str:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_a_message_is_the_same_after_its_bytes_were_read(message: Message) -> None:
-    assert read(frames.encode(message)) == message
+    assert read(messages.encode(message)) == message
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_bytes_of_version_1_never_change(name: str) -> None:
     """Messages without later fields have the bytes of `tests.wire.golden`."""
     (message,) = [message for message in MESSAGES if ids(message) == name]
-    assert frames.encode(message).hex() == GOLDEN[name]
+    assert messages.encode(message).hex() == GOLDEN[name]
 
 
 def test_every_message_type_has_its_example_here() -> None:
-    shown = {frames.number_of(message) for message in MESSAGES}
+    shown = {messages.number_of(message) for message in MESSAGES}
     assert shown == set(MessageType) - {MessageType.BODY}
     for message in MESSAGES:
         defaults = {field.name: field.default for field in fields(message)}
@@ -106,17 +106,17 @@ def test_every_message_type_has_its_example_here() -> None:
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_optional_fields_at_their_defaults_take_no_bytes_and_are_read_as_such(message: Message) -> None:
     bare = golden.bare(message)
-    assert read(frames.encode(bare)) == bare
-    assert len(frames.encode(bare)) <= len(frames.encode(message))
+    assert read(messages.encode(bare)) == bare
+    assert len(messages.encode(bare)) <= len(messages.encode(message))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_every_truncation_is_a_protocol_error_or_a_shorter_message(message: Message) -> None:
-    whole = frames.encode(message)
+    whole = messages.encode(message)
     for size in range(HEADER.size, len(whole)):
         # The header as it was: fewer bytes than it says are never a message.
         with pytest.raises(ProtocolError):
-            frames.decode(frames.parse_header(whole), whole[HEADER.size : size])
+            messages.decode(messages.parse_header(whole), whole[HEADER.size : size])
         # A header that fits what is left.
         message_or_protocol_error(with_payload(whole[0], whole[HEADER.size : size], whole[1]))
 
@@ -126,7 +126,7 @@ def test_every_truncation_is_a_protocol_error_or_a_shorter_message(message: Mess
 def test_any_damage_gives_a_message_or_a_protocol_error(
     message: Message, damages: list[tuple[str, int, bytes]], sized: bool
 ) -> None:
-    data = bytearray(damaged(frames.encode(message), damages, HEADER.size))
+    data = bytearray(damaged(messages.encode(message), damages, HEADER.size))
     if sized:
         data[4:8] = struct.pack("<I", len(data) - HEADER.size)
     message_or_protocol_error(bytes(data))
@@ -141,55 +141,55 @@ def test_any_payload_gives_a_message_or_a_protocol_error(type_: int, payload: by
 @pytest.mark.parametrize("type_", [type_ for type_ in MessageType if type_ is not MessageType.BODY])
 def test_a_payload_over_its_bound_is_refused_by_its_header_alone(type_: MessageType) -> None:
     large = type_ in (MessageType.ACK, MessageType.FIGURES)
-    bound = frames.MAX_ACK_BYTES if large else frames.MAX_CONTROL_BYTES
-    assert frames.parse_header(HEADER.pack(type_, 0, 0, bound)).payload_bytes == bound
+    bound = messages.MAX_ACK_BYTES if large else messages.MAX_CONTROL_BYTES
+    assert messages.parse_header(HEADER.pack(type_, 0, 0, bound)).payload_bytes == bound
     for size in (bound + 1, 2**31, 2**32 - 1):
         with pytest.raises(ProtocolError, match=str(size)):
-            frames.parse_header(HEADER.pack(type_, 0, 0, size))
+            messages.parse_header(HEADER.pack(type_, 0, 0, size))
 
 
 @pytest.mark.parametrize("number", [0, 17, 255])
 def test_an_unknown_type_is_a_protocol_error(number: int) -> None:
     with pytest.raises(ProtocolError, match=f"type {number}"):
-        frames.parse_header(HEADER.pack(number, 0, 0, 0))
+        messages.parse_header(HEADER.pack(number, 0, 0, 0))
 
 
 @pytest.mark.parametrize("type_", list(MessageType))
 def test_unknown_flags_and_reserved_bytes_are_protocol_errors(type_: MessageType) -> None:
     with pytest.raises(ProtocolError, match="reserved"):
-        frames.parse_header(HEADER.pack(type_, 0, 1, 0))
+        messages.parse_header(HEADER.pack(type_, 0, 1, 0))
     framed = type_ in (MessageType.BODY, MessageType.RESERVE)
     for flags in range(1, 256):
         if framed and flags <= columns.KNOWN_FLAGS:
-            assert frames.parse_header(HEADER.pack(type_, flags, 0, 0)).flags == flags
+            assert messages.parse_header(HEADER.pack(type_, flags, 0, 0)).flags == flags
         else:
             with pytest.raises(ProtocolError, match="flags"):
-                frames.parse_header(HEADER.pack(type_, flags, 0, 0))
+                messages.parse_header(HEADER.pack(type_, flags, 0, 0))
 
 
 def test_the_bound_of_control_messages_is_not_that_of_a_body() -> None:
-    header = frames.parse_header(HEADER.pack(MessageType.BODY, 0, 0, frames.MAX_ACK_BYTES + 1))
-    assert header.payload_bytes == frames.MAX_ACK_BYTES + 1
+    header = messages.parse_header(HEADER.pack(MessageType.BODY, 0, 0, messages.MAX_ACK_BYTES + 1))
+    assert header.payload_bytes == messages.MAX_ACK_BYTES + 1
 
 
 def test_a_body_is_no_message_of_this_table() -> None:
     with pytest.raises(ProtocolError):
-        frames.decode(frames.Header(MessageType.BODY, 0, 0), b"")
+        messages.decode(messages.Header(MessageType.BODY, 0, 0), b"")
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=ids)
 def test_unknown_optional_tags_are_skipped_by_their_length(message: Message) -> None:
-    whole = frames.encode(message)
+    whole = messages.encode(message)
     unknown = struct.pack("<HI", 60_000, 5) + b"later" + struct.pack("<HI", 60_001, 0)
     payload = whole[HEADER.size :] + unknown
     assert read(with_payload(whole[0], payload, whole[1])) == message
 
 
 def test_optional_fields_are_read_in_any_order_and_at_most_once() -> None:
-    required = frames.encode(frames.Refused(1, 2, "C", "m"))[HEADER.size :]
+    required = messages.encode(messages.Refused(1, 2, "C", "m"))[HEADER.size :]
     records = struct.pack("<HII", 2, 4, 12)
     size = struct.pack("<HIQ", 1, 8, 4096)
-    assert read(with_payload(7, required + records + size)) == frames.Refused(1, 2, "C", "m", 4096, 12)
+    assert read(with_payload(7, required + records + size)) == messages.Refused(1, 2, "C", "m", 4096, 12)
     with pytest.raises(ProtocolError, match="twice"):
         read(with_payload(7, required + records + records))
 
@@ -199,7 +199,7 @@ def test_optional_fields_are_read_in_any_order_and_at_most_once() -> None:
     [(1, 7, b"1234567"), (1, 9, b"123456789"), (1, 2**32 - 1, b""), (1, 8, b"1234567"), (99, 2**32 - 1, b"x")],
 )
 def test_an_optional_field_of_the_wrong_size_is_a_protocol_error(tag: int, size: int, value: bytes) -> None:
-    required = frames.encode(frames.Opened(1, 2, 3))[HEADER.size :]
+    required = messages.encode(messages.Opened(1, 2, 3))[HEADER.size :]
     with pytest.raises(ProtocolError):
         read(with_payload(4, required + struct.pack("<HI", tag, size) + value))
 
@@ -225,21 +225,21 @@ def test_a_huge_length_field_allocates_nothing() -> None:
 
 
 def test_a_text_is_cut_where_it_is_written_and_never_in_mid_character() -> None:
-    written = read(frames.encode(frames.Close("C", "é" * 2_000)))
-    assert isinstance(written, frames.Close)
+    written = read(messages.encode(messages.Close("C", "é" * 2_000)))
+    assert isinstance(written, messages.Close)
     assert written.message == "é" * 1_024
-    odd = read(frames.encode(frames.Close("C", "x" + "é" * 2_000)))
-    assert isinstance(odd, frames.Close)
+    odd = read(messages.encode(messages.Close("C", "x" + "é" * 2_000)))
+    assert isinstance(odd, messages.Close)
     assert odd.message == "x" + "é" * 1_023
-    lone = read(frames.encode(frames.Close("C", "lone \ud800 half")))
-    assert lone == frames.Close("C", "lone ? half")
+    lone = read(messages.encode(messages.Close("C", "lone \ud800 half")))
+    assert lone == messages.Close("C", "lone ? half")
 
 
 def test_a_text_over_2048_bytes_is_a_protocol_error() -> None:
     for size in (2_048, 2_049):
         payload = struct.pack("<I", 1) + b"C" + struct.pack("<I", size) + b"x" * size
-        if size <= frames.MAX_TEXT_BYTES:
-            assert read(with_payload(15, payload)) == frames.Close("C", "x" * size)
+        if size <= messages.MAX_TEXT_BYTES:
+            assert read(with_payload(15, payload)) == messages.Close("C", "x" * size)
         else:
             with pytest.raises(ProtocolError, match="2049"):
                 read(with_payload(15, payload))
@@ -253,31 +253,31 @@ def test_text_that_is_not_utf8_is_a_protocol_error() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        frames.Hello(2, 1),
-        frames.Hello(1, 1, 2, 0),
-        frames.Hello(1, 1, 0, 2),
-        frames.Reserve(1, 1, Layout(0, 0, 0)),
-        frames.Reserve(1, 1, Layout(1, 2**31, 0)),
-        frames.Reserve(1, 1, Layout(1, 0, 2**31)),
-        frames.Reserve(1, 1, Layout(1, 0, 0, 1)),
+        messages.Hello(2, 1),
+        messages.Hello(1, 1, 2, 0),
+        messages.Hello(1, 1, 0, 2),
+        messages.Reserve(1, 1, Layout(0, 0, 0)),
+        messages.Reserve(1, 1, Layout(1, 2**31, 0)),
+        messages.Reserve(1, 1, Layout(1, 0, 2**31)),
+        messages.Reserve(1, 1, Layout(1, 0, 0, 1)),
     ],
 )
 def test_values_that_cannot_be_are_protocol_errors(message: Message) -> None:
     with pytest.raises(ProtocolError):
-        read(frames.encode(message))
+        read(messages.encode(message))
 
 
-LINE = frames.RowCode(Outcome.NOT_STORED, "C")
-OTHER = frames.RowCode(Outcome.UNKNOWN, "D")
-ONE_OF_TWO = frames.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(LINE,))
+LINE = messages.RowCode(Outcome.NOT_STORED, "C")
+OTHER = messages.RowCode(Outcome.UNKNOWN, "D")
+ONE_OF_TWO = messages.Ack(1, 2, 1, 1, 0, 0, bitmap=b"\x01", codes=(LINE,))
 TWO_LINES = replace(ONE_OF_TWO, codes=(LINE, OTHER))
 
 
 @pytest.mark.parametrize(
     "ack",
     [
-        pytest.param(frames.Ack(1, 2, 1, 0, 0, 0), id="a row without an end"),
-        pytest.param(frames.Ack(1, 2, 1, 1, 0, 0), id="no bitmap"),
+        pytest.param(messages.Ack(1, 2, 1, 0, 0, 0), id="a row without an end"),
+        pytest.param(messages.Ack(1, 2, 1, 1, 0, 0), id="no bitmap"),
         pytest.param(replace(ONE_OF_TWO, codes=()), id="no code"),
         pytest.param(replace(ONE_OF_TWO, bitmap=b"\x03"), id="more rows in the bitmap than failed"),
         pytest.param(replace(ONE_OF_TWO, bitmap=b"\x04"), id="a row that the frame lacks"),
@@ -286,25 +286,25 @@ TWO_LINES = replace(ONE_OF_TWO, codes=(LINE, OTHER))
         pytest.param(TWO_LINES, id="no line for each row"),
         pytest.param(replace(TWO_LINES, code_rows=b"\x02\0"), id="a line that is not there"),
         pytest.param(replace(TWO_LINES, code_rows=b"\0"), id="half a line number"),
-        pytest.param(replace(ONE_OF_TWO, codes=(frames.RowCode(Outcome.STORED, "C"),)), id="a code of stored rows"),
-        pytest.param(replace(ONE_OF_TWO, codes=(frames.RowCode(4, "C"),)), id="an unknown outcome"),
-        pytest.param(replace(ONE_OF_TWO, codes=(frames.RowCode(1, "C", "", 2),)), id="a flag of 2"),  # type: ignore[arg-type]
-        pytest.param(frames.Ack(1, 2, 2, 0, 0, 0, bitmap=b"\x00"), id="a bitmap though all are stored"),
-        pytest.param(frames.Ack(1, 2, 2, 0, 0, 0, code_rows=b"\0\0"), id="lines though all are stored"),
+        pytest.param(replace(ONE_OF_TWO, codes=(messages.RowCode(Outcome.STORED, "C"),)), id="a code of stored rows"),
+        pytest.param(replace(ONE_OF_TWO, codes=(messages.RowCode(4, "C"),)), id="an unknown outcome"),
+        pytest.param(replace(ONE_OF_TWO, codes=(messages.RowCode(1, "C", "", 2),)), id="a flag of 2"),  # type: ignore[arg-type]
+        pytest.param(messages.Ack(1, 2, 2, 0, 0, 0, bitmap=b"\x00"), id="a bitmap though all are stored"),
+        pytest.param(messages.Ack(1, 2, 2, 0, 0, 0, code_rows=b"\0\0"), id="lines though all are stored"),
         pytest.param(
-            frames.Ack(1, 2, 0, 2, 0, 0, bitmap=b"\x03", code_rows=b"\0\0\x02\0", codes=(LINE, OTHER)),
+            messages.Ack(1, 2, 0, 2, 0, 0, bitmap=b"\x03", code_rows=b"\0\0\x02\0", codes=(LINE, OTHER)),
             id="a second line that is not there",
         ),
         pytest.param(replace(ONE_OF_TWO, judged=b"\x02"), id="a judged line that is not there"),
         pytest.param(
-            frames.Ack(1, 600, 0, 600, 0, 0, bitmap=b"\xff" * 75, code_rows=b"\0\0" * 600, codes=(LINE,) * 257),
+            messages.Ack(1, 600, 0, 600, 0, 0, bitmap=b"\xff" * 75, code_rows=b"\0\0" * 600, codes=(LINE,) * 257),
             id="257 lines",
         ),
     ],
 )
-def test_an_ack_that_contradicts_itself_is_a_protocol_error(ack: frames.Ack) -> None:
+def test_an_ack_that_contradicts_itself_is_a_protocol_error(ack: messages.Ack) -> None:
     with pytest.raises(ProtocolError):
-        read(frames.encode(ack))
+        read(messages.encode(ack))
 
 
 @settings(max_examples=100)
@@ -315,7 +315,7 @@ def test_an_ack_that_contradicts_itself_is_a_protocol_error(ack: frames.Ack) -> 
 def test_failed_rows_names_each_row_that_is_not_stored_with_its_code(
     lines: list[tuple[int, bool]], rows: list[int | None]
 ) -> None:
-    codes = tuple(frames.RowCode(outcome, f"C{i}", judged=judged) for i, (outcome, judged) in enumerate(lines))
+    codes = tuple(messages.RowCode(outcome, f"C{i}", judged=judged) for i, (outcome, judged) in enumerate(lines))
     failed = {row: line % len(codes) for row, line in enumerate(rows) if line is not None}
     not_stored, unknown, returned = (sum(codes[at].outcome == kind for at in failed.values()) for kind in (1, 2, 3))
     bitmap = bytearray((len(rows) + 7) // 8 if failed else 0)
@@ -323,15 +323,15 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code(
         bitmap[row // 8] |= 1 << row % 8
     code_rows = struct.pack(f"<{len(failed)}H", *failed.values()) if len(codes) > 1 else b""
     judged = bits([code.judged for code in codes]) if failed else b""
-    ack = frames.Ack(
+    ack = messages.Ack(
         *(1, len(rows), len(rows) - len(failed), not_stored, unknown, returned),
         bitmap=bytes(bitmap),
         code_rows=code_rows,
         codes=codes if failed else (),
         judged=judged,
     )
-    again = read(frames.encode(ack))
-    assert isinstance(again, frames.Ack)
+    again = read(messages.encode(ack))
+    assert isinstance(again, messages.Ack)
     assert dict(again.failed_rows()) == {row: codes[line] for row, line in failed.items()}
 
 
@@ -341,11 +341,11 @@ def test_failed_rows_names_each_row_that_is_not_stored_with_its_code(
 def test_the_page_names_the_bounds_that_the_code_keeps() -> None:
     page = " ".join(PROTOCOL.read_text("utf-8").split())
     assert "Texts are at most 2,048 bytes" in page
-    assert frames.MAX_TEXT_BYTES == 2_048
+    assert messages.MAX_TEXT_BYTES == 2_048
     assert "at most 16 KiB, an ACK's 4 MiB" in page
-    assert (frames.MAX_CONTROL_BYTES, frames.MAX_ACK_BYTES) == (16 << 10, 4 << 20)
+    assert (messages.MAX_CONTROL_BYTES, messages.MAX_ACK_BYTES) == (16 << 10, 4 << 20)
     assert "at most 256 lines" in page
-    assert frames.MAX_CODES == 256
+    assert messages.MAX_CODES == 256
     assert "32 for each record, and 1,024 for the frame" in page
     assert (columns.RECORD_CHARGE_BYTES, columns.FRAME_CHARGE_BYTES) == (32, 1_024)
     assert "Flags: 1 RESENT" in page
@@ -356,8 +356,8 @@ def test_the_page_names_the_bounds_that_the_code_keeps() -> None:
 def test_the_largest_acknowledgement_fits_its_bound() -> None:
     """The most rows of a 1 MiB frame, each with another full line of the code table."""
     records = (1 << 20) // columns.RECORD_CHARGE_BYTES
-    codes = tuple(frames.RowCode(1, f"{i}" * 2_048, "m" * 4_096) for i in range(frames.MAX_CODES))
-    rows = struct.pack(f"<{records}H", *(i % frames.MAX_CODES for i in range(records)))
-    ack = frames.Ack(1, records, 0, records, 0, 0, bitmap=b"\xff" * (records // 8), code_rows=rows, codes=codes)
-    assert len(frames.encode(ack)) < frames.MAX_ACK_BYTES
-    assert isinstance(read(frames.encode(ack)), frames.Ack)
+    codes = tuple(messages.RowCode(1, f"{i}" * 2_048, "m" * 4_096) for i in range(messages.MAX_CODES))
+    rows = struct.pack(f"<{records}H", *(i % messages.MAX_CODES for i in range(records)))
+    ack = messages.Ack(1, records, 0, records, 0, 0, bitmap=b"\xff" * (records // 8), code_rows=rows, codes=codes)
+    assert len(messages.encode(ack)) < messages.MAX_ACK_BYTES
+    assert isinstance(read(messages.encode(ack)), messages.Ack)

@@ -2,7 +2,8 @@
 
 A message is an 8-byte header and a payload.  A payload has the message's required fields in order, each of a fixed
 kind, then any number of optional fields (tag, length, value).  A reader skips a tag that it does not know, by its
-length.  All numbers are little endian.  docs/build/protocol.md is the specification, and the tables here repeat it.
+length.  All numbers are little endian.  docs/build/protocol.md is the specification.  The classes here repeat it: each
+field has its kind, and each optional field its tag.
 
 Every function is pure.  Any bytes give a message or a ProtocolError, and no function allocates more than a checked
 header allows.
@@ -11,10 +12,11 @@ header allows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Union
+from itertools import takewhile
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_type_hints
 
 from producerd.errors import Outcome, ProtocolError
 from producerd.wire.columns import KNOWN_FLAGS, Layout
@@ -80,39 +82,132 @@ class Service(IntEnum):
     FAILED = 3
 
 
+class Kind(NamedTuple):
+    """A kind of field: how its value is written and read.
+
+    A required field whose kind has no fixed size has its length in front, in four bytes.  ``format``: of a number.
+    """
+
+    name: str
+    write: Callable[[Any], bytes]
+    read: Callable[[_Reader], Any]
+    has_fixed_size: bool = False
+    format: str = ""
+
+
+def _number(name: str, format_: str) -> Kind:
+    layout = struct.Struct(f"<{format_}")
+    return Kind(name, layout.pack, lambda reader: reader.unpack(layout)[0], has_fixed_size=True, format=format_)
+
+
+def _write_text(text: str) -> bytes:
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return encoded
+    return encoded[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
+
+
+def _read_text(reader: _Reader) -> str:
+    if reader.left > MAX_TEXT_BYTES:
+        raise reader.error(f"a text of {reader.left} bytes passes {MAX_TEXT_BYTES}")
+    try:
+        return str(reader.take(reader.left), "utf-8")
+    except UnicodeDecodeError:
+        raise reader.error("text that is not UTF-8") from None
+
+
+def _write_layout(layout: Layout) -> bytes:
+    return _LAYOUT.pack(layout.records, layout.key_bytes, layout.data_bytes, layout.hash_key_bytes)
+
+
+def _read_layout(reader: _Reader) -> Layout:
+    records, key_bytes, data_bytes, hash_key_bytes = reader.unpack(_LAYOUT)
+    return Layout(records, key_bytes, data_bytes, hash_key_bytes, reader.header.flags)
+
+
+def _write_codes(codes: tuple[RowCode, ...]) -> bytes:
+    return b"".join(
+        _ROW_CODE.pack(code.outcome, code.maybe_stored) + written(TEXT, code.code) + written(TEXT, code.message)
+        for code in codes
+    )
+
+
+def _read_codes(reader: _Reader) -> tuple[RowCode, ...]:
+    codes: list[RowCode] = []
+    while reader.left:
+        if len(codes) == MAX_CODES:
+            raise reader.error(f"over {MAX_CODES} codes")
+        outcome, maybe_stored = reader.unpack(_ROW_CODE)
+        if outcome not in tuple(Outcome) or outcome == Outcome.STORED or maybe_stored > 1:
+            raise reader.error(f"unknown outcome {outcome}")
+        codes.append(RowCode(outcome, reader.field(TEXT), reader.field(TEXT), bool(maybe_stored)))
+    return tuple(codes)
+
+
+def _write_counts(counts: tuple[tuple[str, int], ...]) -> bytes:
+    return b"".join(written(TEXT, name) + _COUNT.write(count) for name, count in counts)
+
+
+def _read_counts(reader: _Reader) -> tuple[tuple[str, int], ...]:
+    counts: list[tuple[str, int]] = []
+    while reader.left:
+        counts.append((reader.field(TEXT), reader.field(_COUNT)))
+    return tuple(counts)
+
+
+_LAYOUT: Final = struct.Struct("<IIII")
+_ROW_CODE: Final = struct.Struct("<BB")
+_SIZE: Final = struct.Struct("<I")
+TAG: Final = struct.Struct("<HI")
+_COUNT: Final = _number("u64", "Q")
+TEXT: Final = Kind("text", _write_text, _read_text)
+
+U8 = Annotated[int, _number("u8", "B")]
+U16 = Annotated[int, _number("u16", "H")]
+U32 = Annotated[int, _number("u32", "I")]
+U64 = Annotated[int, _COUNT]
+I64 = Annotated[int, _number("i64", "q")]
+F64 = Annotated[float, _number("f64", "d")]
+Text = Annotated[str, TEXT]
+Blob = Annotated[bytes, Kind("blob", bytes, lambda reader: bytes(reader.take(reader.left)))]
+LayoutOfFrame = Annotated[Layout, Kind("layout", _write_layout, _read_layout, has_fixed_size=True)]
+Codes = Annotated["tuple[RowCode, ...]", Kind("codes", _write_codes, _read_codes)]
+Counts = Annotated["tuple[tuple[str, int], ...]", Kind("counts", _write_counts, _read_counts)]
+
+
 @dataclass(frozen=True)
 class Hello:
     """The client's first message: the versions that it speaks, what to do with its rows, and its identity."""
 
-    min_version: int
-    max_version: int
-    on_disconnect: int = OnDisconnect.DISCARD
-    bad_rows: int = BadRows.REFUSE_FRAME
-    client: str = ""
-    application_id: str = ""
-    query_id: str = ""
-    run_id: str = ""
-    batch_id: int = 0
-    stage_id: int = 0
-    partition: int = 0
-    attempt: int = 0
-    pid: int = 0
-    comes_back: int = 0  # 1: the client knows TABLE_FULL, and comes back when it has rows
+    min_version: U16
+    max_version: U16
+    on_disconnect: U8 = OnDisconnect.DISCARD
+    bad_rows: U8 = BadRows.REFUSE_FRAME
+    client: Annotated[Text, 1] = ""
+    application_id: Annotated[Text, 2] = ""
+    query_id: Annotated[Text, 3] = ""
+    run_id: Annotated[Text, 4] = ""
+    batch_id: Annotated[I64, 5] = 0
+    stage_id: Annotated[I64, 6] = 0
+    partition: Annotated[I64, 7] = 0
+    attempt: Annotated[I64, 8] = 0
+    pid: Annotated[I64, 9] = 0
+    comes_back: Annotated[U8, 10] = 0  # 1: the client knows TABLE_FULL, and comes back when it has rows
 
 
 @dataclass(frozen=True)
 class Welcome:
     """The daemon's answer to HELLO: the chosen version, and the session's limits for its window and its frames."""
 
-    version: int
-    session_id: int
-    window_bytes: int
-    window_frames: int
-    max_frame_bytes: int
-    max_frame_records: int
-    body_timeout_seconds: float
-    daemon: str = ""
-    dry_runs: int = 0  # 1: the daemon knows ``dry_run`` in OPEN.  One that does not would store the rows
+    version: U16
+    session_id: U64
+    window_bytes: U64
+    window_frames: U32
+    max_frame_bytes: U64
+    max_frame_records: U32
+    body_timeout_seconds: F64
+    daemon: Annotated[Text, 1] = ""
+    dry_runs: Annotated[U8, 2] = 0  # 1: the daemon knows ``dry_run`` in OPEN.  One that does not would store the rows
 
 
 @dataclass(frozen=True)
@@ -126,10 +221,10 @@ class Open:
     row that would be stored is acknowledged as STORED.
     """
 
-    stream_id: int
-    stream: str
-    resumed: int = 0
-    dry_run: int = 0
+    stream_id: U32
+    stream: Text
+    resumed: Annotated[U8, 1] = 0
+    dry_run: Annotated[U8, 2] = 0
 
 
 @dataclass(frozen=True)
@@ -137,26 +232,26 @@ class Opened:
     """The daemon opened a stream.  The fields have the largest frame (charged bytes, records) and record (key +
     data)."""
 
-    stream_id: int
-    max_frame_bytes: int
-    max_frame_records: int
-    max_record_bytes: int = 0
+    stream_id: U32
+    max_frame_bytes: U64
+    max_frame_records: U32
+    max_record_bytes: Annotated[U64, 1] = 0
 
 
 @dataclass(frozen=True)
 class Reserve:
     """The client asks for room for one frame.  ``frame_id`` rises within the session, from 1."""
 
-    frame_id: int
-    stream_id: int
-    layout: Layout
+    frame_id: U64
+    stream_id: U32
+    layout: LayoutOfFrame
 
 
 @dataclass(frozen=True)
 class Grant:
     """The daemon has reserved room for a frame.  The client must send the whole body now."""
 
-    frame_id: int
+    frame_id: U64
 
 
 @dataclass(frozen=True)
@@ -166,20 +261,20 @@ class Refused:
     ``judged`` is 1 if the frame's only row can never be stored.
     """
 
-    frame_id: int
-    stream_id: int
-    code: str
-    message: str
-    max_frame_bytes: int = 0
-    max_frame_records: int = 0
-    judged: int = 0
+    frame_id: U64
+    stream_id: U32
+    code: Text
+    message: Text
+    max_frame_bytes: Annotated[U64, 1] = 0
+    max_frame_records: Annotated[U32, 2] = 0
+    judged: Annotated[U8, 3] = 0
 
 
 @dataclass(frozen=True)
 class Cancel:
     """The client withdraws a RESERVE.  A GRANT that crosses the CANCEL is void on both sides."""
 
-    frame_id: int
+    frame_id: U64
 
 
 @dataclass(frozen=True)
@@ -207,20 +302,20 @@ class Ack:
     daemons of 0.2.0 and before, which do not tell.
     """
 
-    frame_id: int
-    records: int
-    stored: int
-    not_stored: int
-    unknown: int
-    returned: int
-    retries: int = 0
-    throttled: int = 0
-    possible_duplicates: int = 0
-    spread_keys: int = 0
-    bitmap: bytes = b""
-    code_rows: bytes = b""
-    codes: tuple[RowCode, ...] = ()
-    judged: bytes = b""
+    frame_id: U64
+    records: U32
+    stored: U32
+    not_stored: U32
+    unknown: U32
+    returned: U32
+    retries: Annotated[U64, 1] = 0
+    throttled: Annotated[U64, 2] = 0
+    possible_duplicates: Annotated[U32, 3] = 0
+    spread_keys: Annotated[U32, 4] = 0
+    bitmap: Annotated[Blob, 5] = b""
+    code_rows: Annotated[Blob, 6] = b""
+    codes: Annotated[Codes, 7] = ()
+    judged: Annotated[Blob, 8] = b""
 
     def failed_rows(self) -> Iterator[tuple[int, RowCode]]:
         """Yield the index and the code of each row that is not STORED, in row order."""
@@ -243,7 +338,7 @@ class Flush:
     The ACKs of the frames are the answer.
     """
 
-    stream_id: int = 0
+    stream_id: U32 = 0
 
 
 @dataclass(frozen=True)
@@ -256,9 +351,9 @@ class Status:
     answers with FIGURES instead, if the stream is opened for a dry run.
     """
 
-    stream_id: int
-    asks_service: int = 0
-    asks_figures: int = 0
+    stream_id: U32
+    asks_service: Annotated[U8, 1] = 0
+    asks_figures: Annotated[U8, 2] = 0
 
 
 @dataclass(frozen=True)
@@ -272,42 +367,42 @@ class Blocked:
     the stream, in about how many records of Kinesis, and how long ago it began.
     """
 
-    stream_id: int
-    seconds: float
-    reason: str
-    queue_records: int = 0
-    queue_limit_records: int = 0
-    queue_bytes: int = 0
-    queue_limit_bytes: int = 0
-    requests_in_flight: int = 0
-    last_error: str = ""
-    shard: str = ""
-    share: float = 0.0
-    service: int = Service.NOT_ASKED
-    service_code: str = ""
-    service_message: str = ""
-    capacity_mode: str = ""
-    aggregates: int = 0
-    delivered_records: int = 0
-    delivered_bytes: int = 0
-    kinesis_records: int = 0
-    delivering_seconds: float = 0.0
+    stream_id: U32
+    seconds: F64
+    reason: Text
+    queue_records: Annotated[U64, 1] = 0
+    queue_limit_records: Annotated[U64, 2] = 0
+    queue_bytes: Annotated[U64, 3] = 0
+    queue_limit_bytes: Annotated[U64, 4] = 0
+    requests_in_flight: Annotated[U32, 5] = 0
+    last_error: Annotated[Text, 6] = ""
+    shard: Annotated[Text, 7] = ""
+    share: Annotated[F64, 8] = 0.0
+    service: Annotated[U8, 9] = Service.NOT_ASKED
+    service_code: Annotated[Text, 10] = ""
+    service_message: Annotated[Text, 11] = ""
+    capacity_mode: Annotated[Text, 12] = ""
+    aggregates: Annotated[U8, 13] = 0
+    delivered_records: Annotated[U64, 14] = 0
+    delivered_bytes: Annotated[U64, 15] = 0
+    kinesis_records: Annotated[U64, 16] = 0
+    delivering_seconds: Annotated[F64, 17] = 0.0
 
 
 @dataclass(frozen=True)
 class Draining:
     """The daemon stops: it grants no more frames, and returns the rows that it cannot send within the deadline."""
 
-    deadline_seconds: float
-    message: str = ""
+    deadline_seconds: F64
+    message: Annotated[Text, 1] = ""
 
 
 @dataclass(frozen=True)
 class Close:
     """Either side ends the session, and says why."""
 
-    code: str
-    message: str
+    code: Text
+    message: Text
 
 
 @dataclass(frozen=True)
@@ -324,18 +419,18 @@ class Figures:
     - ``max_record_bytes``: the stream's limit on a record, or 0 if it is unknown.
     """
 
-    stream_id: int
-    records: int
-    bytes: int
-    units: int
-    aggregated_records: int
-    aggregated_bytes: int
-    aggregated_units: int
-    aggregates: int = 0
-    open_shards: int = 0
-    max_record_bytes: int = 0
-    shards: tuple[tuple[str, int], ...] = ()
-    sizes: tuple[tuple[str, int], ...] = ()
+    stream_id: U32
+    records: U64
+    bytes: U64
+    units: U64
+    aggregated_records: U64
+    aggregated_bytes: U64
+    aggregated_units: U64
+    aggregates: Annotated[U8, 1] = 0
+    open_shards: Annotated[U32, 2] = 0
+    max_record_bytes: Annotated[U64, 3] = 0
+    shards: Annotated[Counts, 4] = ()
+    sizes: Annotated[Counts, 5] = ()
 
 
 Message = Union[
@@ -343,161 +438,36 @@ Message = Union[
 ]
 
 
-class _Kind(NamedTuple):
-    """The kind of a field.  ``struct`` is None for kinds that carry their own length."""
+class Field(NamedTuple):
+    """A field of a message.  ``tag``: of an optional field, which is not written if it has its default."""
 
     name: str
-    struct: struct.Struct | None
+    kind: Kind
+    tag: int
+    default: Any
 
 
-U8: Final = _Kind("u8", struct.Struct("<B"))
-U16: Final = _Kind("u16", struct.Struct("<H"))
-U32: Final = _Kind("u32", struct.Struct("<I"))
-U64: Final = _Kind("u64", struct.Struct("<Q"))
-I64: Final = _Kind("i64", struct.Struct("<q"))
-F64: Final = _Kind("f64", struct.Struct("<d"))
-TEXT: Final = _Kind("text", None)
-BLOB: Final = _Kind("blob", None)
-_LAYOUT: Final = struct.Struct("<IIII")
-LAYOUT: Final = _Kind("layout", _LAYOUT)
-CODES: Final = _Kind("codes", None)
-COUNTS: Final = _Kind("counts", None)
+class Schema:
+    """The fields of a message.  The numbers with which it begins are read and written at once, as ``head``."""
 
-_TAG: Final = struct.Struct("<HI")
-_ROW_CODE: Final = struct.Struct("<BB")
-
-
-class _Schema(NamedTuple):
-    number: MessageType
-    message: type
-    required: tuple[tuple[str, _Kind], ...]
-    optional: tuple[tuple[int, str, _Kind], ...] = ()
+    def __init__(self, class_: type) -> None:
+        hints = get_type_hints(class_, include_extras=True)
+        self.number = MessageType[class_.__name__.upper()]
+        self.class_ = class_
+        self.fields: list[Field] = []
+        for each in fields(class_):
+            kind, *tag = hints[each.name].__metadata__
+            self.fields.append(Field(each.name, kind, tag[0] if tag else 0, each.default))
+        required = [field for field in self.fields if not field.tag]
+        numbers = [*takewhile(lambda field: field.kind.format, required)]
+        self.head = struct.Struct("<" + "".join([field.kind.format for field in numbers]))
+        self.head_names = [field.name for field in numbers]
+        self.required = required[len(numbers) :]
+        self.optional = {field.tag: field for field in self.fields if field.tag}
 
 
-_SCHEMAS: Final = (
-    _Schema(
-        MessageType.HELLO,
-        Hello,
-        (("min_version", U16), ("max_version", U16), ("on_disconnect", U8), ("bad_rows", U8)),
-        (
-            (1, "client", TEXT),
-            (2, "application_id", TEXT),
-            (3, "query_id", TEXT),
-            (4, "run_id", TEXT),
-            (5, "batch_id", I64),
-            (6, "stage_id", I64),
-            (7, "partition", I64),
-            (8, "attempt", I64),
-            (9, "pid", I64),
-            (10, "comes_back", U8),
-        ),
-    ),
-    _Schema(
-        MessageType.WELCOME,
-        Welcome,
-        (
-            ("version", U16),
-            ("session_id", U64),
-            ("window_bytes", U64),
-            ("window_frames", U32),
-            ("max_frame_bytes", U64),
-            ("max_frame_records", U32),
-            ("body_timeout_seconds", F64),
-        ),
-        ((1, "daemon", TEXT), (2, "dry_runs", U8)),
-    ),
-    _Schema(MessageType.OPEN, Open, (("stream_id", U32), ("stream", TEXT)), ((1, "resumed", U8), (2, "dry_run", U8))),
-    _Schema(
-        MessageType.OPENED,
-        Opened,
-        (("stream_id", U32), ("max_frame_bytes", U64), ("max_frame_records", U32)),
-        ((1, "max_record_bytes", U64),),
-    ),
-    _Schema(MessageType.RESERVE, Reserve, (("frame_id", U64), ("stream_id", U32), ("layout", LAYOUT))),
-    _Schema(MessageType.GRANT, Grant, (("frame_id", U64),)),
-    _Schema(
-        MessageType.REFUSED,
-        Refused,
-        (("frame_id", U64), ("stream_id", U32), ("code", TEXT), ("message", TEXT)),
-        ((1, "max_frame_bytes", U64), (2, "max_frame_records", U32), (3, "judged", U8)),
-    ),
-    _Schema(MessageType.CANCEL, Cancel, (("frame_id", U64),)),
-    _Schema(
-        MessageType.ACK,
-        Ack,
-        (
-            ("frame_id", U64),
-            ("records", U32),
-            ("stored", U32),
-            ("not_stored", U32),
-            ("unknown", U32),
-            ("returned", U32),
-        ),
-        (
-            (1, "retries", U64),
-            (2, "throttled", U64),
-            (3, "possible_duplicates", U32),
-            (4, "spread_keys", U32),
-            (5, "bitmap", BLOB),
-            (6, "code_rows", BLOB),
-            (7, "codes", CODES),
-            (8, "judged", BLOB),
-        ),
-    ),
-    _Schema(MessageType.FLUSH, Flush, (("stream_id", U32),)),
-    _Schema(MessageType.STATUS, Status, (("stream_id", U32),), ((1, "asks_service", U8), (2, "asks_figures", U8))),
-    _Schema(
-        MessageType.BLOCKED,
-        Blocked,
-        (("stream_id", U32), ("seconds", F64), ("reason", TEXT)),
-        (
-            (1, "queue_records", U64),
-            (2, "queue_limit_records", U64),
-            (3, "queue_bytes", U64),
-            (4, "queue_limit_bytes", U64),
-            (5, "requests_in_flight", U32),
-            (6, "last_error", TEXT),
-            (7, "shard", TEXT),
-            (8, "share", F64),
-            (9, "service", U8),
-            (10, "service_code", TEXT),
-            (11, "service_message", TEXT),
-            (12, "capacity_mode", TEXT),
-            (13, "aggregates", U8),
-            (14, "delivered_records", U64),
-            (15, "delivered_bytes", U64),
-            (16, "kinesis_records", U64),
-            (17, "delivering_seconds", F64),
-        ),
-    ),
-    _Schema(MessageType.DRAINING, Draining, (("deadline_seconds", F64),), ((1, "message", TEXT),)),
-    _Schema(MessageType.CLOSE, Close, (("code", TEXT), ("message", TEXT))),
-    _Schema(
-        MessageType.FIGURES,
-        Figures,
-        (
-            ("stream_id", U32),
-            ("records", U64),
-            ("bytes", U64),
-            ("units", U64),
-            ("aggregated_records", U64),
-            ("aggregated_bytes", U64),
-            ("aggregated_units", U64),
-        ),
-        (
-            (1, "aggregates", U8),
-            (2, "open_shards", U32),
-            (3, "max_record_bytes", U64),
-            (4, "shards", COUNTS),
-            (5, "sizes", COUNTS),
-        ),
-    ),
-)
-_BY_NUMBER: Final = {schema.number: schema for schema in _SCHEMAS}
-_BY_CLASS: Final = {schema.message: schema for schema in _SCHEMAS}
-_DEFAULTS: Final = {
-    schema.message: {field.name: field.default for field in fields(schema.message)} for schema in _SCHEMAS
-}
+SCHEMAS: Final = {class_: Schema(class_) for class_ in get_args(Message)}
+_BY_NUMBER: Final = {schema.number: schema for schema in SCHEMAS.values()}
 
 
 class Header(NamedTuple):
@@ -532,7 +502,7 @@ def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
 
 def number_of(message: Message) -> MessageType:
     """Return the type of a message."""
-    return _BY_CLASS[type(message)].number
+    return SCHEMAS[type(message)].number
 
 
 def body_header(layout: Layout) -> bytes:
@@ -542,17 +512,23 @@ def body_header(layout: Layout) -> bytes:
 
 def encode(message: Message) -> bytes:
     """Return header and payload of a message, with texts cut to MAX_TEXT_BYTES."""
-    schema = _BY_CLASS[type(message)]
-    written_fields = [_write(kind, getattr(message, name)) for name, kind in schema.required]
-    defaults = _DEFAULTS[schema.message]
-    for tag, name, kind in schema.optional:
+    schema = SCHEMAS[type(message)]
+    parts = [schema.head.pack(*[getattr(message, name) for name in schema.head_names])]
+    parts += [written(field.kind, getattr(message, field.name)) for field in schema.required]
+    for tag, (name, kind, _, default) in schema.optional.items():
         value = getattr(message, name)
-        if value != defaults[name]:
-            written = _write(kind, value, framed=False)
-            written_fields += [_TAG.pack(tag, len(written)), written]
-    payload = b"".join(written_fields)
+        if value != default:
+            optional = kind.write(value)
+            parts += [TAG.pack(tag, len(optional)), optional]
+    payload = b"".join(parts)
     flags = message.layout.flags if isinstance(message, Reserve) else 0
     return HEADER.pack(schema.number, flags, 0, len(payload)) + payload
+
+
+def written(kind: Kind, value: Any) -> bytes:
+    """Return the bytes of a required field."""
+    data = kind.write(value)
+    return data if kind.has_fixed_size else _SIZE.pack(len(data)) + data
 
 
 def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
@@ -561,18 +537,19 @@ def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")
     reader = _Reader(memoryview(payload), header)
-    values: dict[str, Any] = {name: reader.field(kind) for name, kind in schema.required}
-    known = {tag: (name, kind) for tag, name, kind in schema.optional}
+    values: dict[str, Any] = dict(zip(schema.head_names, reader.unpack(schema.head)))
+    for field in schema.required:
+        values[field.name] = reader.field(field.kind)
     while reader.left:
-        tag, size = reader.unpack(_TAG)
+        tag, size = reader.unpack(TAG)
         value = reader.take(size)
-        if tag not in known:
+        if tag not in schema.optional:
             continue
-        name, kind = known[tag]
+        name, kind, *_ = schema.optional[tag]
         if name in values:
-            raise ProtocolError(f"{header.type.name}: the optional field {name} twice")
+            raise reader.error(f"the optional field {name} twice")
         values[name] = _Reader(value, header).whole(kind)
-    message: Message = schema.message(**values)
+    message: Message = schema.class_(**values)
     _check(message)
     return message
 
@@ -609,98 +586,40 @@ def _check_ack(ack: Ack) -> None:
         raise ProtocolError("ACK: a code beyond its table")
 
 
-def _write(kind: _Kind, value: Any, *, framed: bool = True) -> bytes:
-    """Return the bytes of a field.  ``framed`` puts the length in front, for kinds without a fixed one."""
-    if kind is LAYOUT:
-        assert kind.struct is not None
-        return kind.struct.pack(value.records, value.key_bytes, value.data_bytes, value.hash_key_bytes)
-    if kind.struct is not None:
-        return kind.struct.pack(value)
-    if kind is TEXT:
-        written = _cut_text(value)
-    elif kind is CODES:
-        written = b"".join(
-            _ROW_CODE.pack(row.outcome, row.maybe_stored) + _write(TEXT, row.code) + _write(TEXT, row.message)
-            for row in value
-        )
-    elif kind is COUNTS:
-        written = b"".join(_write(TEXT, name) + _write(U64, count) for name, count in value)
-    else:
-        written = bytes(value)
-    return U32.struct.pack(len(written)) + written if framed else written  # type: ignore[union-attr]
-
-
-def _cut_text(text: str) -> bytes:
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= MAX_TEXT_BYTES:
-        return encoded
-    return encoded[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
-
-
 class _Reader:
     """A reader of the fields in a payload, which checks each length before it uses it."""
 
     def __init__(self, view: memoryview, header: Header) -> None:
+        self.header = header
         self._view = view
-        self._header = header
         self._at = 0
 
     @property
     def left(self) -> int:
         return len(self._view) - self._at
 
+    def error(self, what: str) -> ProtocolError:
+        return ProtocolError(f"{self.header.type.name}: {what}")
+
     def take(self, size: int) -> memoryview:
         if size > self.left:
-            raise ProtocolError(f"{self._header.type.name}: {size} bytes wanted where {self.left} are left")
+            raise self.error(f"{size} bytes wanted where {self.left} are left")
         self._at += size
         return self._view[self._at - size : self._at]
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self.take(layout.size))
 
-    def field(self, kind: _Kind) -> Any:
+    def field(self, kind: Kind) -> Any:
         """Read a field at this place in the payload."""
-        if kind is LAYOUT:
-            records, key_bytes, data_bytes, hash_key_bytes = self.unpack(_LAYOUT)
-            return Layout(records, key_bytes, data_bytes, hash_key_bytes, self._header.flags)
-        if kind.struct is not None:
-            return self.unpack(kind.struct)[0]
-        (size,) = self.unpack(U32.struct)  # type: ignore[arg-type]
-        return _Reader(self.take(size), self._header).whole(kind)
+        if kind.has_fixed_size:
+            return kind.read(self)
+        (size,) = self.unpack(_SIZE)
+        return _Reader(self.take(size), self.header).whole(kind)
 
-    def whole(self, kind: _Kind) -> Any:
+    def whole(self, kind: Kind) -> Any:
         """Read a field that fills the rest of the payload."""
-        if kind is TEXT:
-            if self.left > MAX_TEXT_BYTES:
-                raise ProtocolError(f"{self._header.type.name}: a text of {self.left} bytes passes {MAX_TEXT_BYTES}")
-            try:
-                return str(self.take(self.left), "utf-8")
-            except UnicodeDecodeError:
-                raise ProtocolError(f"{self._header.type.name}: text that is not UTF-8") from None
-        if kind is BLOB:
-            return bytes(self.take(self.left))
-        if kind is CODES:
-            return self._codes()
-        if kind is COUNTS:
-            return self._counts()
-        value = self.field(kind)
+        value = kind.read(self)
         if self.left:
-            raise ProtocolError(f"{self._header.type.name}: {self.left} bytes behind a field")
+            raise self.error(f"{self.left} bytes behind a field")
         return value
-
-    def _codes(self) -> tuple[RowCode, ...]:
-        codes: list[RowCode] = []
-        while self.left:
-            if len(codes) == MAX_CODES:
-                raise ProtocolError(f"{self._header.type.name}: over {MAX_CODES} codes")
-            outcome, maybe_stored = self.unpack(_ROW_CODE)
-            if outcome not in tuple(Outcome) or outcome == Outcome.STORED or maybe_stored > 1:
-                raise ProtocolError(f"{self._header.type.name}: unknown outcome {outcome}")
-            codes.append(RowCode(outcome, self.field(TEXT), self.field(TEXT), bool(maybe_stored)))
-        return tuple(codes)
-
-    def _counts(self) -> tuple[tuple[str, int], ...]:
-        counts: list[tuple[str, int]] = []
-        while self.left:
-            counts.append((self.field(TEXT), self.field(U64)))
-        return tuple(counts)
