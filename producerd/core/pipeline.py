@@ -20,11 +20,10 @@ from random import Random
 from typing import Final
 
 from producerd.core.budget import NodeInFlight, QueueBudget
+from producerd.core.diagnosis import Diagnosis
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.encoding.formats import Format
 from producerd.core.filling import Filling, SortJob
-from producerd.core.holding import Holding
-from producerd.core.lanes.lanes import Lanes, ShardState
 from producerd.core.ledger import RETURNED, Ledger
 from producerd.core.rows.flushing import Flushing
 from producerd.core.rows.frame import Frame, RowEnd
@@ -65,9 +64,10 @@ class Pipeline:
         self._random = random
         self._idle_since: float | None = None  # as `forget_shards` last saw it
         self._filling = Filling(budget, self.stats)
+        self.diagnosis = Diagnosis(self.sender, self._filling)
 
     def __repr__(self) -> str:
-        places = ", ".join([f"{rows} {place}" for place, rows in self.census().items() if rows])
+        places = ", ".join([f"{rows} {place}" for place, rows in self.diagnosis.census().items() if rows])
         return f"<Pipeline, {self.health.state.value}: {places or 'no rows'}>"
 
     # ---- questions
@@ -97,12 +97,6 @@ class Pipeline:
     @property
     def idle(self) -> bool:
         return not self.ledger.frames
-
-    @property
-    def in_outage(self) -> bool:
-        """Whether rows wait and nothing gets through: their requests fail, or the first reading of the shards does."""
-        waits_for_map = self.rules.entries.aggregate and self.shard_map is None and not self.goes_plain
-        return not self.idle and (self.sender.in_flight.nothing_passes or (waits_for_map and bool(self.map_error)))
 
     @property
     def lingers(self) -> bool:
@@ -167,17 +161,6 @@ class Pipeline:
             due = min(due, self.known.next_time(of_refusal=not filling.has_batch))
         return due if due < inf else None
 
-    def census(self) -> dict[str, int]:
-        """Return how many rows are in each place.  Their sum is `queued_records`.
-
-        Reads every row, so call it rarely.
-        """
-        return {
-            "filling": self._filling.rows,
-            "sorting": sum([frame.unsettled for frame in self.ledger.sorting]),
-            **self.sender.census(),
-        }
-
     @property
     def records_without_caller(self) -> int:
         """The number of unfinished records whose callers have left: a stop loses those that it cannot store."""
@@ -187,32 +170,10 @@ class Pipeline:
         """Return how long ago the oldest unfinished frame was accepted, or 0 if there is none."""
         return now - next(iter(self.ledger.frames)).accepted_at if self.ledger.frames else 0.0
 
-    def holding(self, now: float) -> Holding:
-        """Return what holds the queue.  Reads every span, so call it rarely."""
-        waits = self._filling.has_batch and self.known.waits(now)
-        holding = self.sender.holding(now)
-        if (waits or self.goes_plain) and holding.cause not in ("paused", "service", "in_flight"):
-            return Holding("shard_map")
-        return holding
-
     @property
     def map_error(self) -> str:
         """The reason why the last reading of the shards failed, or ""."""
         return self.known.error
-
-    @property
-    def lanes(self) -> Lanes:
-        """The rows that wait, by shard.  For reading only."""
-        return self.sender.lanes
-
-    @property
-    def silent_shards(self) -> int:
-        """The number of shards for which rows wait, and whose last request had no answer in time."""
-        return self.sender.silent_shards
-
-    def shards(self, now: float) -> list[ShardState]:
-        """Return the state of each open shard, or nothing while the shards are unknown.  Reads every span."""
-        return list(self.lanes.states(now)) if self.shard_map is not None else []
 
     # ---- the operator
 
@@ -390,11 +351,11 @@ class Pipeline:
     @property
     def record_limit_bytes(self) -> int:
         """The stream's limit on a record, as the summary or a stored record last showed it."""
-        return self.sender.record_limit_bytes
+        return self.sender.lanes.record_limit_bytes
 
     def set_record_limit(self, limit_bytes: int) -> None:
         """Note the stream's limit on a record.  A larger row goes to Kinesis by itself, which judges it."""
-        self.sender.set_record_limit(limit_bytes)
+        self.sender.lanes.set_record_limit(limit_bytes)
 
     def set_cannot_aggregate(self, reason: str) -> None:
         """Set the reason why the stream's rows must not be aggregated, or "" if they may be."""

@@ -648,17 +648,17 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         lambda s, _: len(s.pipeline.shard_map or ())
     ),
     Family("shards_backing_off", "gauge", "Shards to which the daemon sends less, because they throttled."): (
-        lambda s, at: s.pipeline.lanes.backing_off(at.now)
+        lambda s, at: s.pipeline.diagnosis.backing_off(at.now)
     ),
     Family("shards_silent", "gauge", "Shards for which records wait, and whose last request had no answer in time."): (
-        lambda s, _: s.pipeline.silent_shards
+        lambda s, _: s.pipeline.diagnosis.silent_shards
     ),
     Family(
         "shard_utilization_max_ratio",
         "gauge",
         "Share of its 1 MiB/s or 1,000 records/s that the busiest shard recently stored.",
         together=max,
-    ): lambda s, at: s.pipeline.lanes.most_used(at.now),
+    ): lambda s, at: s.pipeline.diagnosis.most_used(at.now),
     Family("shard_map_refreshes_total", "counter", "Reads of the list of shards.", "result", RESULTS): (
         lambda s, _: s.pipeline.stats.shard_map_refreshes
     ),

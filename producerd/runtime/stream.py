@@ -365,7 +365,7 @@ class Stream:
         """
         state = self.pipeline.health.state
         refused = state in (HealthState.SUSPECT, HealthState.BROKEN)
-        return "outage" if self.pipeline.in_outage and not refused else state.value
+        return "outage" if self.pipeline.diagnosis.in_outage and not refused else state.value
 
     @property
     def is_up(self) -> bool:
@@ -410,7 +410,7 @@ class Stream:
 
     def _look(self, now: float) -> Holding:
         if now >= self._looked_at + LOOK_SECONDS:
-            self._looked_at, self._seen = now, self.pipeline.holding(now)
+            self._looked_at, self._seen = now, self.pipeline.diagnosis.holding(now)
             self._tell_slow(now)
         return Holding("node_limit") if self._waits_for_node else self._seen
 
@@ -525,7 +525,7 @@ class Stream:
         Hash keys are decimal text, because most JSON readers round such numbers.
         """
         shards = []
-        for state in self.pipeline.shards(now):
+        for state in self.pipeline.diagnosis.shards(now):
             values = state._asdict()
             shard = values.pop("shard")
             ends = {"starting_hash_key": str(shard.start), "ending_hash_key": str(shard.end)}

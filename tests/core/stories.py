@@ -207,12 +207,12 @@ class Desk:
     @property
     def lane(self) -> Lane:
         """The only lane with rows or with requests."""
-        (lane,) = self.pipeline.lanes
+        (lane,) = self.pipeline.sender.lanes
         return lane
 
     def allowances(self) -> list[Allowance]:
         """What each lane may send now by its pace."""
-        return [lane.pacer.allowance(self.now) for lane in self.pipeline.lanes if lane.pacer is not None]
+        return [lane.pacer.allowance(self.now) for lane in self.pipeline.sender.lanes if lane.pacer is not None]
 
     @property
     def wants_map(self) -> bool:
@@ -240,14 +240,14 @@ class Desk:
         return self.pipeline.sender.in_flight.hold_until
 
     def in_outage(self) -> bool:
-        return self.pipeline.in_outage
+        return self.pipeline.diagnosis.in_outage
 
     def hold(self, until: float) -> None:
         """As after failures of whole requests."""
         self.pipeline.sender.in_flight.hold_until = until
 
     def holding(self) -> Holding:
-        return self.pipeline.holding(self.now)
+        return self.pipeline.diagnosis.holding(self.now)
 
     def refuses(self, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
         return self.pipeline.refuses(self.now, patient=patient, probes=probes, owner=owner)

@@ -175,10 +175,10 @@ def test_batches_whose_rows_have_all_ended_are_skipped_and_the_others_keep_their
     second = seal(desk, "second", "gone", "third")
     seal(desk, "gone")
     desk.pipeline.discard("gone")
-    assert desk.pipeline.census()["filling"] == 3
+    assert desk.pipeline.diagnosis.census()["filling"] == 3
     assert [list(desk.job().frames) for _ in range(2)] == [[first], [second[0], second[2]]]
     assert desk.pipeline.take_job(desk.now) is None
-    assert desk.pipeline.census()["filling"] == 0
+    assert desk.pipeline.diagnosis.census()["filling"] == 0
 
 
 def test_batches_whose_rows_have_expired_are_skipped() -> None:
@@ -204,13 +204,14 @@ def test_rows_that_are_aggregates_wait_apart_while_rows_go_plain_and_are_first_w
     waiting = service.submit([inside], "stays")
     plain = service.submit([b"plain"], "plain")
     desk.send().stored()
-    assert (plain.finished, waiting.finished, desk.pipeline.census()["filling"]) == (True, False, 2)
+    assert (plain.finished, waiting.finished, desk.pipeline.diagnosis.census()["filling"]) == (True, False, 2)
     if ends == "leaves":
         desk.pipeline.discard("gone")
     else:
         desk.now = 130.0
         assert desk.try_send() is None
-    assert (ended.finished, desk.pipeline.take_job(desk.now), desk.pipeline.census()["filling"]) == (True, None, 1)
+    assert (ended.finished, desk.pipeline.take_job(desk.now)) == (True, None)
+    assert desk.pipeline.diagnosis.census()["filling"] == 1
     last = desk.submit(1)
     desk.set_map(service.map())
     desk.pipeline.flush("caller")

@@ -118,7 +118,7 @@ def test_rows_that_may_be_stored_are_said_so_when_they_go_in_json() -> None:
     desk = Desk(wire_format="cbor")
     frame = desk.queue(1)
     sent = desk.send()
-    (lane,) = desk.pipeline.lanes
+    (lane,) = desk.pipeline.sender.lanes
     assert lane.pacer is not None
     left = lane.pacer.allowance(desk.now)
     sent.fail(RequestFailed("SerializationException", "", maybe_stored=True, status=400))

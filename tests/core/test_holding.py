@@ -54,7 +54,7 @@ def looks(world: World, seconds: float) -> list[Holding]:
     seen = []
     for _ in range(round(seconds / LOOK_SECONDS)):
         world.run(LOOK_SECONDS)
-        seen.append(world.pipeline.holding(world.now))
+        seen.append(world.pipeline.diagnosis.holding(world.now))
     return seen
 
 

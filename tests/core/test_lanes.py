@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from math import inf
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from producerd.core.diagnosis import Diagnosis, ShardState, fullest_of, others_have_room, shard_states
 from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
-from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, ShardState, as_raw, overlap
+from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, as_raw, overlap
 from producerd.core.lanes.pacing import Allowance, Pacer
 from producerd.core.rows.job import Job
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span
@@ -669,20 +671,24 @@ def test_rows_that_go_plain_keep_the_count_of_their_strays() -> None:
     assert [as_raw([span._replace(strays=strays)])[0].strays for strays in (0, 1, 2, 5)] == [2, 2, 2, 5]
 
 
-# ---- what lanes say of themselves
+# ---- what is found by looking at lanes
+
+
+def diagnosis_of(line: Line) -> Diagnosis:
+    return Diagnosis(cast("Any", SimpleNamespace(lanes=line.lanes)), cast("Any", None))
 
 
 def test_the_lane_that_holds_most_is_found_by_its_bytes() -> None:
     line = Line(0, 0, 0)
-    assert line.lanes.hottest() is None
+    assert fullest_of(line.lanes) is None
     line.fill(0, 30, size=10)
     line.fill(2, 3, size=500)
-    hottest = line.lanes.hottest()
-    assert hottest is not None
-    assert hottest.lane is line.lane(2)
-    assert hottest.share == 1_503 / (1_503 + 330)
-    hottest.lane.take_all()
-    assert hottest.lane.bytes == 0
+    fullest = fullest_of(line.lanes)
+    assert fullest is not None
+    assert fullest.lane is line.lane(2)
+    assert fullest.share == 1_503 / (1_503 + 330)
+    fullest.lane.take_all()
+    assert fullest.lane.bytes == 0
 
 
 def test_other_shards_have_room_while_their_mean_use_is_below_four_fifths_of_the_full_one_s() -> None:
@@ -691,7 +697,7 @@ def test_other_shards_have_room_while_their_mean_use_is_below_four_fifths_of_the
 
     def have_room(of_full: float, of_second: float, of_third: float) -> bool:
         full.used, second.used, third.used = of_full, of_second, of_third
-        return line.lanes.others_have_room(line.lane(0), 5.0)
+        return others_have_room(line.lanes, line.lane(0), 5.0)
 
     assert have_room(0.5, 0.4, 0.39)
     assert not have_room(0.5, 0.4, 0.4)
@@ -704,19 +710,19 @@ def test_other_shards_have_room_while_their_mean_use_is_below_four_fifths_of_the
     second.throttled, full.throttled = False, True
     assert have_room(0.0, 0.8, 0.79)
     assert not have_room(0.0, 0.8, 0.8)
-    assert line.lanes.backing_off(5.0) == 1
+    assert diagnosis_of(line).backing_off(5.0) == 1
 
 
 def test_the_busiest_shard_s_use_is_that_of_the_stream_and_unknown_shards_have_none() -> None:
     line = Line(0, 0)
-    assert line.lanes.most_used(5.0) == 0.0
+    assert diagnosis_of(line).most_used(5.0) == 0.0
     for shard, used in enumerate((0.7, 0.2)):
         line.fill(shard, 1)
         line.pacer(shard).used = used
-    assert line.lanes.most_used(5.0) == 0.7
+    assert diagnosis_of(line).most_used(5.0) == 0.7
     line = Line(1, shard_map=ONE_LANE, aggregate=True)
     line.pacer("").used = 0.9
-    assert line.lanes.most_used(5.0) == 0.0
+    assert diagnosis_of(line).most_used(5.0) == 0.0
 
 
 def test_each_open_shard_has_a_state_also_before_its_first_row() -> None:
@@ -724,7 +730,7 @@ def test_each_open_shard_has_a_state_also_before_its_first_row() -> None:
     line.add([(b"k", b"", b"0")])
     line.pacer(0).used, line.pacer(0).throttled = 0.3, True
     low, high = even_map(2).shards
-    assert list(line.lanes.states(5.0)) == [
+    assert list(shard_states(line.lanes, 5.0)) == [
         ShardState(low, 1, 1, 1.0, 0, 250.0, MIB / 4, 0.3, True, ""),
         ShardState(high, 0, 0, 0.0, 0, 0.0, 0.0, 0.0, False, ""),
     ]
@@ -735,7 +741,7 @@ def test_what_a_lane_waits_for_is_named() -> None:
     lane = line.lane(0)
 
     def waits_for(now: float) -> str:
-        (state,) = line.lanes.states(now)
+        (state,) = shard_states(line.lanes, now)
         return state.waits_for
 
     line.pacer(0).opens_at = 5.0

@@ -415,7 +415,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
     frame = service.submit([aggregate_of([InnerRecord(b"k", LOW, b"inside")])])
     desk.until_plain()
     assert not desk.begin()
-    assert desk.pipeline.census()["filling"] == 1
+    assert desk.pipeline.diagnosis.census()["filling"] == 1
     assert not desk.finished()
     if end == "its caller leaves":
         desk.pipeline.discard("caller")
@@ -427,7 +427,7 @@ def test_rows_that_wait_for_the_list_alone_can_end_before_it_comes(end: str) -> 
         desk.pipeline.cannot_aggregate = "AUTO"
     assert not desk.begin()
     assert frame.finished
-    assert not desk.pipeline.census()["filling"], "nothing is kept of it"
+    assert not desk.pipeline.diagnosis.census()["filling"], "nothing is kept of it"
     assert desk.is_empty()
 
 
@@ -543,7 +543,7 @@ def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> No
     assert desk.health is HealthState.SUSPECT
     desk.map_failed(*THROTTLED)
     desk.sort()
-    assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == [""]
+    assert [lane.shard.shard_id for lane in desk.pipeline.sender.lanes] == [""]
     while not (waiting.finished and frame.finished):
         desk.now += 5.0
         for sent in desk.send_all():

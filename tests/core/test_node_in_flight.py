@@ -43,14 +43,14 @@ def test_a_stream_goes_on_while_another_hangs_with_all_that_it_may_have() -> Non
     hanging = hung.send_all()
     assert 3.5 * FLOOR < node.used_bytes <= 5 * FLOOR
     assert is_held(hung)
-    assert hung.pipeline.holding(hung.now).cause == "in_flight"
+    assert hung.pipeline.diagnosis.holding(hung.now).cause == "in_flight"
     room = node.room(other.pipeline.sender.in_flight)
     assert FLOOR <= room < FLOOR + 200_000, "what is left of the shared half is less than a request"
     while (sent := other.try_send()) is not None:
         assert sent.request.bytes <= room
-        assert sent.request.bytes > 0.9 * room or not other.pipeline.lanes.waiting, "no crumb"
+        assert sent.request.bytes > 0.9 * room or not other.pipeline.sender.lanes.waiting, "no crumb"
         assert other.try_send() is None
-        assert is_held(other) == bool(other.pipeline.lanes.waiting)
+        assert is_held(other) == bool(other.pipeline.sender.lanes.waiting)
         assert node.used_bytes <= 8 * FLOOR
         sent.stored_as_predicted()
     other.finished()

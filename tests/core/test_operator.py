@@ -72,7 +72,7 @@ def test_aggregates_are_made_by_the_new_sizes() -> None:
     desk.queue([(b"k", b"x" * 90, None)] * 200)
     reload(desk, aggregate_max_bytes=1_024, aggregate_max_records=5)
     assert {len(data) > 1_100 for data in desk.send().data} == {False}
-    assert [lane.aggregate_max_bytes for lane in desk.pipeline.lanes] == [1_024]
+    assert [lane.aggregate_max_bytes for lane in desk.pipeline.sender.lanes] == [1_024]
 
 
 def test_the_number_on_its_way_follows_the_new_limits_and_what_is_above_them_ends_as_always() -> None:

@@ -326,7 +326,7 @@ def test_without_a_map_plain_records_flow_through_one_lane_after_a_moment(denied
     sent.stored("shard-7")
     assert frame.finished
     assert desk.stats.shard_mispredictions == 0
-    assert desk.pipeline.shards(desk.now) == []
+    assert desk.pipeline.diagnosis.shards(desk.now) == []
     desk.put(20).stored("shard-7")
     assert desk.is_empty(), "nobody waits a second time"
 
@@ -338,7 +338,7 @@ def test_plain_records_go_out_by_the_map_that_comes_in_time() -> None:
     desk.set_map(even_map(1))
     desk.sort()
     desk.send().stored()
-    assert [state.shard.shard_id for state in desk.pipeline.shards(desk.now)] == ["shard-0"]
+    assert [state.shard.shard_id for state in desk.pipeline.diagnosis.shards(desk.now)] == ["shard-0"]
     assert desk.is_empty()
 
 
@@ -407,7 +407,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     frame = desk.queue(spread(400))
     halves = even_map(2)
     desk.set_map(HALVES)
-    assert len(halves) == len(desk.pipeline.lanes)
+    assert len(halves) == len(desk.pipeline.sender.lanes)
     sent = desk.send()
     assert [int(data) for data in sent.users] == list(range(400))
     for entry, place in enumerate(sent.encoded.lanes.tolist()):
@@ -416,7 +416,7 @@ def test_rows_that_wait_in_lanes_are_sorted_anew_by_a_new_map() -> None:
     desk.set_map(ShardMap([Shard("merged", 0, MAX_HASH_KEY)]))
     sent = desk.send_when_due()
     assert [int(data) for data in sent.users] == list(range(400))
-    assert [lane.shard.shard_id for lane in desk.pipeline.lanes] == ["merged"]
+    assert [lane.shard.shard_id for lane in desk.pipeline.sender.lanes] == ["merged"]
     sent.stored("merged")
     desk.delivered(frame)
 
@@ -593,7 +593,7 @@ def test_lanes_of_closed_shards_are_forgotten_once_their_rows_are_gone(caller_le
     for again in desk.send_all():
         again.stored("merged")
     assert frame.finished
-    assert {lane.shard.shard_id for lane in desk.pipeline.lanes} <= {"merged"}
+    assert {lane.shard.shard_id for lane in desk.pipeline.sender.lanes} <= {"merged"}
     assert desk.is_empty()
 
 
@@ -809,11 +809,11 @@ def test_a_lane_whose_rows_are_all_handed_back_is_in_no_request() -> None:
     )
     sent = desk.send(one_entry=True)
     assert [lane.shard.shard_id for lane in sent.request.lanes] == ["shard-0"]
-    assert [lane.in_flight for lane in desk.pipeline.lanes] == [1, 0]
+    assert [lane.in_flight for lane in desk.pipeline.sender.lanes] == [1, 0]
     sent.stored_as_predicted()
     while not frame.finished:
         desk.send().stored_as_predicted()
-    assert all(lane.in_flight == 0 for lane in desk.pipeline.lanes)
+    assert all(lane.in_flight == 0 for lane in desk.pipeline.sender.lanes)
     assert desk.is_empty()
 
 
@@ -841,10 +841,10 @@ def test_after_ten_idle_minutes_lanes_and_map_go_and_they_come_back_with_the_nex
         sent.stored_as_predicted()
     assert not desk.pipeline.forget_shards(desk.now)
     assert not desk.pipeline.forget_shards(desk.now + 599)
-    assert (len(desk.pipeline.lanes), desk.wants_map) == (4, False)
+    assert (len(desk.pipeline.sender.lanes), desk.wants_map) == (4, False)
     desk.now += 600
     assert desk.pipeline.forget_shards(desk.now)
-    assert (len(desk.pipeline.lanes), desk.pipeline.shard_map, desk.wants_map) == (0, None, False)
+    assert (len(desk.pipeline.sender.lanes), desk.pipeline.shard_map, desk.wants_map) == (0, None, False)
     frame = desk.submit(100)
     assert desk.wants_map
     desk.set_map(even_map(4))
@@ -915,9 +915,9 @@ def test_a_map_that_does_not_have_the_shard_that_answered_is_read_again_and_its_
     frame = desk.queue(spread(4))
     desk.send().stored("unknown")
     desk.set_map(HALVES)
-    assert (desk.wants_map, desk.pipeline.census()["awaiting a map"]) == (True, 4)
+    assert (desk.wants_map, desk.pipeline.diagnosis.census()["awaiting a map"]) == (True, 4)
     desk.map_failed("LimitExceededException", "slow down")
-    assert desk.pipeline.census()["awaiting a map"] == 4
+    assert desk.pipeline.diagnosis.census()["awaiting a map"] == 4
     desk.set_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]))
     assert (desk.wants_map, frame.result().stored) == (False, 4)
     assert desk.is_empty()
@@ -1045,7 +1045,7 @@ def test_an_aggregate_whose_rows_lost_their_caller_is_no_delivery_when_the_map_c
     desk.pipeline.discard("caller")
     desk.set_map(ShardMap([Shard("unknown", 0, MAX_HASH_KEY)]))
     assert desk.stats.delivered_at is None
-    assert desk.pipeline.census()["awaiting a map"] == 0
+    assert desk.pipeline.diagnosis.census()["awaiting a map"] == 0
     assert desk.is_empty()
 
 
@@ -1084,7 +1084,7 @@ def test_shards_are_not_forgotten_while_requests_may_name_them() -> None:
         desk.pipeline.sender.forget_shards()
     sent.stored()
     desk.pipeline.sender.forget_shards()
-    assert (desk.pipeline.shard_map, len(desk.pipeline.lanes)) == (None, 0)
+    assert (desk.pipeline.shard_map, len(desk.pipeline.sender.lanes)) == (None, 0)
 
 
 def test_shards_are_not_forgotten_while_rows_that_ended_are_still_being_sorted() -> None:

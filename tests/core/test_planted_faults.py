@@ -26,13 +26,16 @@ from producerd.core.rows.flushing import Flushing
 from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.job import IN_REQUEST, QUEUED
 from producerd.core.rows.spans import Span
-from producerd.core.sending import verdicts
+from producerd.core.sending import judging
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
+from producerd.core.sending.aside import live_of
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import InFlight
+from producerd.core.sending.judging import Judgement
 from producerd.core.sending.requests import Request
 from producerd.core.sending.sender import Sender
+from producerd.core.sending.strays import Strays
 from producerd.core.sending.verdicts import Verdicts
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -104,44 +107,44 @@ WRAPPED: dict[str, Any] = {
 def success_is_judged_per_record_inside_a_mixed_aggregate(patch: pytest.MonkeyPatch) -> None:
     """The KPL since 0.15.11: a consumer drops the records inside the range too."""
 
-    def decide(self: Sender, waiting: Any, now: float) -> None:
-        shard = self.known.get(waiting.copies[0][0])
+    def decide(self: Strays, waiting: Any, now: float) -> None:
+        shard = self._known.get(waiting.copies[0][0])
         if shard is None:
             really(self, waiting, now)
             return
-        for lane, span in self._live(waiting.pieces):
+        for lane, span in live_of(waiting.pieces):
             for row in range(span.first, span.last):
                 piece = Piece(lane, span.cut(row + 1)[0].cut(row)[1])
                 if piece.span.lies_in(shard):
                     span.job.mark_maybe_stored(row, row + 1, "")
                     span.job.state[row] = IN_REQUEST
-                    self.ledger.store([piece.span], now)
+                    self._ledger.store([piece.span], now)
         really(self, waiting, now)  # with what is left of them
 
-    really = replace_method(patch, Sender, "_decide", decide)
+    really = replace_method(patch, Strays, "_decide", decide)
 
 
 @breaks("acknowledgement", **(SPLITS | {"shards": 1, "limit_records": 20, "vanishing": 0.2}))
 def an_aggregate_is_judged_by_the_rows_that_are_left(patch: pytest.MonkeyPatch) -> None:
     """Its other rows lost their caller while a map was awaited: a consumer drops it because of them all the same."""
 
-    def decide(self: Sender, waiting: Any, now: float) -> None:
+    def decide(self: Strays, waiting: Any, now: float) -> None:
         ((shard_id, *hash_keys),) = waiting.copies
-        left = [piece.span.hash_range() for piece in self._live(waiting.pieces)] or [hash_keys]
+        left = [piece.span.hash_range() for piece in live_of(waiting.pieces)] or [hash_keys]
         copy = (shard_id, min(left)[0], max([last for _, last in left]))
         really(self, waiting._replace(copies=[copy]), now)
 
-    really = replace_method(patch, Sender, "_decide", decide)
+    really = replace_method(patch, Strays, "_decide", decide)
 
 
 @breaks("acknowledgement", **SPLITS)
 def settled_by_the_predicted_shard(patch: pytest.MonkeyPatch) -> None:
     """Settle rows without reading the shard in the answer."""
 
-    def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
-        return Verdicts(answer.errors + 1, answer.errors < -1, [])
+    def judge(request: Request, answer: Answer, known: KnownShards) -> Judgement:
+        return Judgement(answer.errors + 1, answer.errors < -1, [])
 
-    patch.setattr("producerd.core.sending.sender.judge", judge)
+    patch.setattr("producerd.core.sending.verdicts.judge", judge)
 
 
 @breaks(
@@ -182,23 +185,23 @@ def rows_are_counted_and_not_copies(patch: pytest.MonkeyPatch) -> None:
 def parts_that_were_stored_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """Of a row that is an aggregate itself, when its other parts failed."""
 
-    def judge(request: Request, answer: Answer, known: KnownShards) -> Verdicts:
+    def judge(request: Request, answer: Answer, known: KnownShards) -> Judgement:
         return really(request, answer, known)._replace(partly=[])
 
-    really = verdicts.judge
-    patch.setattr("producerd.core.sending.sender.judge", judge)
+    really = judging.judge
+    patch.setattr("producerd.core.sending.verdicts.judge", judge)
 
 
 @breaks("copies", **SPLITS, shards=1)
 def what_strays_is_never_sent_raw(patch: pytest.MonkeyPatch) -> None:
     """With a map that lags, every attempt strays."""
 
-    def await_map(self: Sender, pieces: list[Piece], copies: Any, now: float) -> None:
-        self.ledger.mark_maybe_stored(spans_of(pieces), "reshard")
-        self._requeue([Piece(lane, self.ledger.retried(span)) for lane, span in pieces])
+    def await_map(self: Strays, answer: Answer, encoded: Any, entry: int, pieces: list[Piece], now: float) -> None:
+        self._ledger.mark_maybe_stored(spans_of(pieces), "reshard")
+        self._aside.requeue([Piece(lane, self._ledger.retried(span)) for lane, span in pieces])
 
-    patch.setattr(Sender, "_await_map", await_map)
-    patch.setattr(Sender, "_check_map", lambda self, *_: self.known.want())
+    patch.setattr(Strays, "await_map", await_map)
+    patch.setattr(Strays, "check_map", lambda self, *_: self._known.want())
 
 
 # ---- order
@@ -321,11 +324,11 @@ def a_flush_waits_for_later_frames_too(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("Pipeline", **SPLITS)
 def rows_that_await_a_map_are_lost(patch: pytest.MonkeyPatch) -> None:
-    def await_map(self: Sender, pieces: list[Piece], copies: Any, now: float) -> None:
-        really(self, pieces, copies, now)
+    def await_map(self: Strays, *of: Any) -> None:
+        really(self, *of)
         del self._awaiting[-1]
 
-    really = replace_method(patch, Sender, "_await_map", await_map)
+    really = replace_method(patch, Strays, "await_map", await_map)
 
 
 # ---- shards
@@ -455,7 +458,7 @@ def a_pause_holds_nothing(patch: pytest.MonkeyPatch) -> None:
     def has_room(self: Sender) -> bool:
         return self.in_flight.has_room(for_one=self.health.state is HealthState.SUSPECT)
 
-    patch.setattr(Sender, "_has_room", property(has_room))
+    patch.setattr(Sender, "has_room", property(has_room))
 
 
 @breaks("Pipeline", **OPERATED)
@@ -478,11 +481,11 @@ def a_larger_row_is_sent_beside_another_stream_s(patch: pytest.MonkeyPatch) -> N
 
 @breaks("NodeInFlight", **OPERATED, limit_bytes=64 << 20)
 def what_had_no_answer_is_forgotten_by_the_node(patch: pytest.MonkeyPatch) -> None:
-    def failed(self: Sender, request: Request, failed: RequestFailed, now: float) -> None:
-        self.in_flight.node.take(self.in_flight, 1)
+    def on_failure(self: Verdicts, request: Request, failed: RequestFailed, now: float) -> None:
+        self._in_flight.node.take(self._in_flight, 1)
         really(self, request, failed, now)
 
-    really = replace_method(patch, Sender, "_failed", failed)
+    really = replace_method(patch, Verdicts, "on_failure", on_failure)
 
 
 @breaks("flush", **OPERATED)

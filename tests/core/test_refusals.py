@@ -165,7 +165,7 @@ def test_the_row_for_which_kinesis_fails_holds_no_other_session_in_order() -> No
         frame = desk.queue([(b"k%d" % i, b"of b", None)], "b")
         waited = serve(desk, refuses_bad_with(fault), frame)
     assert waited < 1.0
-    assert desk.pipeline.census()["held back"] == 1
+    assert desk.pipeline.diagnosis.census()["held back"] == 1
 
 
 @pytest.mark.parametrize("per_key", [False, True])
@@ -277,7 +277,7 @@ def test_a_small_request_that_is_refused_takes_the_blame_from_the_size() -> None
 def test_rows_that_a_proxy_refuses_leave_their_shard_s_pace_to_others() -> None:
     desk = Desk(shard_rate_fraction=1.0)
     desk.queue([(b"a%d" % i, b"bad" + bytes(900_000), None) for i in range(8)], "a")
-    while desk.pipeline.census()["queued"]:
+    while desk.pipeline.diagnosis.census()["queued"]:
         desk.send_when_due().fail(BARE)
     waits = []
     for i in range(20):

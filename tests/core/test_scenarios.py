@@ -154,7 +154,7 @@ def test_callers_that_mix_a_hot_shard_s_rows_in_reach_its_quota_by_its_share_and
     before = world.rows_of.total()
     for _ in range(20):
         world.run(0.25)
-        holding.append(world.pipeline.holding(world.now))
+        holding.append(world.pipeline.diagnosis.holding(world.now))
     reached = (world.rows_of.total() - before) / 5
     assert 0.95 <= reached / (quota(record_bytes, aggregate=aggregate) / share) <= 1.05, f"{reached:.0f} rows/s"
     first = world.stream.shards[0].shard_id
@@ -232,7 +232,7 @@ def test_a_shard_that_never_answers_in_time_does_not_stop_the_others() -> None:
     world.stream.shards[0].delay_seconds = 30.0
     during = [world.rates(3)[1] for _ in range(3)]
     assert min(during) >= 0.9 * 15_000, f"{[round(rate) for rate in during]} of 15,000 rows/s"
-    assert (world.pipeline.silent_shards, world.pipeline.in_outage) == (1, False)
+    assert (world.pipeline.diagnosis.silent_shards, world.pipeline.diagnosis.in_outage) == (1, False)
 
 
 # ---- 3. nothing gets through for ten minutes

@@ -25,7 +25,7 @@ from producerd.core.sending.answers import RequestFailed, parse_answer
 from producerd.core.sending.backoff import RetryPolicy
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD, PROBE_SECONDS, SLOW_SECONDS, SLOW_SHARE
-from producerd.core.sending.sender import WRONG_COUNTS_TO_GIVE_UP
+from producerd.core.sending.verdicts import WRONG_COUNTS_TO_GIVE_UP
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.errors import Code, Outcome
@@ -764,7 +764,7 @@ def test_what_holds_the_queue_is_named_by_its_cause() -> None:
     desk = Desk(even_map(4), max_in_flight_requests=1, request_max_records=10)
     desk.put(100)
     assert holding_of(desk) == ("in_flight", "")
-    assert sum(state.in_flight for state in desk.pipeline.shards(desk.now)) == 1
+    assert sum(state.in_flight for state in desk.pipeline.diagnosis.shards(desk.now)) == 1
 
     desk = Desk(known=False, aggregate=True)
     desk.submit(10)
@@ -787,11 +787,11 @@ def test_a_shard_that_holds_more_than_its_share_is_named_with_it() -> None:
     cause, shard_id, share, *_ = desk.holding()
     assert (cause, shard_id) == ("hot_shard", "shard-0")
     assert 0.7 < share < 0.95
-    hot, *others = desk.pipeline.shards(desk.now)
+    hot, *others = desk.pipeline.diagnosis.shards(desk.now)
     assert (hot.share, hot.waiting_records, hot.waits_for, hot.backs_off) == (share, 90, "pace", True)
     assert [state.waiting_records for state in others] == [0, 0, 20]
-    assert desk.pipeline.lanes.backing_off(desk.now) == 2
-    assert desk.pipeline.lanes.most_used(desk.now) == 0.0, "nothing was stored"
+    assert desk.pipeline.diagnosis.backing_off(desk.now) == 2
+    assert desk.pipeline.diagnosis.most_used(desk.now) == 0.0, "nothing was stored"
 
 
 @pytest.mark.promise("shard-answer-ticket")
@@ -808,31 +808,31 @@ def test_a_shard_that_does_not_answer_is_not_hot_however_much_waits_for_it() -> 
 def test_shards_are_silent_from_a_time_out_to_the_next_answer() -> None:
     desk = Desk(even_map(4), request_max_records=10)
     desk.queue([(b"k", b"x", LOW)] * 5)
-    assert desk.pipeline.silent_shards == 0
+    assert desk.pipeline.diagnosis.silent_shards == 0
     desk.send().fail(TIMED_OUT)
-    assert desk.pipeline.silent_shards == 1
+    assert desk.pipeline.diagnosis.silent_shards == 1
     desk.now += 60.0
     again = desk.send()
-    assert desk.pipeline.silent_shards == 1
+    assert desk.pipeline.diagnosis.silent_shards == 1
     again.stored()
-    assert desk.pipeline.silent_shards == 0
+    assert desk.pipeline.diagnosis.silent_shards == 0
 
 
 def test_a_shard_for_which_no_row_is_left_is_not_silent() -> None:
     """Nothing asks it again, so it would be silent until its stream closes."""
     desk = Desk(even_map(4), request_max_records=10, record_ttl_seconds=5.0)
     desk.put([(b"k", b"x", LOW)] * 5).fail(TIMED_OUT)
-    assert desk.pipeline.silent_shards == 1
+    assert desk.pipeline.diagnosis.silent_shards == 1
     desk.now += 60.0
     assert desk.try_send() is None
     assert desk.is_empty()
-    assert desk.pipeline.silent_shards == 0
-    (lane,) = [lane for lane in desk.pipeline.lanes if lane.silent]
+    assert desk.pipeline.diagnosis.silent_shards == 0
+    (lane,) = [lane for lane in desk.pipeline.sender.lanes if lane.silent]
     lane.put_aside()
-    assert desk.pipeline.silent_shards == 1, "a row waits for a request of its own"
+    assert desk.pipeline.diagnosis.silent_shards == 1, "a row waits for a request of its own"
     lane.take_up()
     desk.queue([(b"k", b"x", LOW)] * 5)
-    assert desk.pipeline.silent_shards == 1, "there is a row for it again, and it has not answered yet"
+    assert desk.pipeline.diagnosis.silent_shards == 1, "there is a row for it again, and it has not answered yet"
 
 
 @pytest.mark.parametrize("hot", [False, True])
@@ -890,16 +890,16 @@ def paced(rows: int, size: int, taken: int) -> Desk:
 
 
 def test_a_lane_that_may_send_and_is_held_back_by_its_pace_names_what_it_has_less_of() -> None:
-    assert paced(400, 10, 150).pipeline.holding(100.0) == Holding("shard_rate", by_records=True)
-    assert paced(40, 10_000, 15).pipeline.holding(100.0) == Holding("shard_rate")
-    assert paced(400, 10, 100).pipeline.holding(100.0) == Holding("daemon")
+    assert paced(400, 10, 150).pipeline.diagnosis.holding(100.0) == Holding("shard_rate", by_records=True)
+    assert paced(40, 10_000, 15).pipeline.diagnosis.holding(100.0) == Holding("shard_rate")
+    assert paced(400, 10, 100).pipeline.diagnosis.holding(100.0) == Holding("daemon")
 
 
 def test_one_failed_request_is_the_cause_for_six_seconds() -> None:
     desk = Desk(max_in_flight_requests=1)
     desk.put(5).fail(UNSENT)
     for now, cause in ((100.0, "service"), (105.999, "service"), (106.0, "daemon")):
-        assert desk.pipeline.holding(now) == Holding(cause)  # type: ignore[arg-type]
+        assert desk.pipeline.diagnosis.holding(now) == Holding(cause)  # type: ignore[arg-type]
     desk.put(1).stored()
     assert desk.holding() == Holding("daemon"), "an answer ends it"
 
@@ -912,14 +912,14 @@ def test_a_stream_that_is_refused_is_held_by_the_service_until_something_is_stor
     hold_until = desk.holds_until
     assert desk.now < hold_until < desk.now + 5.0
     for now in (desk.now, hold_until, hold_until + 100.0):
-        assert desk.pipeline.holding(now) == Holding("service")
+        assert desk.pipeline.diagnosis.holding(now) == Holding("service")
     desk.pipeline.health.forget_refusal()
-    assert desk.pipeline.holding(hold_until - 0.001) == Holding("service"), "it still waits"
-    assert desk.pipeline.holding(hold_until) == Holding("daemon")
+    assert desk.pipeline.diagnosis.holding(hold_until - 0.001) == Holding("service"), "it still waits"
+    assert desk.pipeline.diagnosis.holding(hold_until) == Holding("daemon")
     desk = Desk()
     desk.put(1).fail(REFUSED)
     assert desk.health is HealthState.BROKEN
-    assert desk.pipeline.holding(desk.now + 100.0) == Holding("service")
+    assert desk.pipeline.diagnosis.holding(desk.now + 100.0) == Holding("service")
 
 
 def test_a_lane_waits_for_a_map_until_its_time_and_for_answers_after_it() -> None:
@@ -929,8 +929,8 @@ def test_a_lane_waits_for_a_map_until_its_time_and_for_answers_after_it() -> Non
     assert desk.holding() == Holding("in_flight")
     lane = desk.lane
     lane.await_map(desk.now + 1.0)
-    assert desk.pipeline.holding(desk.now + 0.9) == Holding("shard_map")
-    assert desk.pipeline.holding(desk.now + 1.0) == Holding("in_flight")
+    assert desk.pipeline.diagnosis.holding(desk.now + 0.9) == Holding("shard_map")
+    assert desk.pipeline.diagnosis.holding(desk.now + 1.0) == Holding("in_flight")
 
 
 def test_where_the_shards_are_unknown_throttles_show_that_they_are_too_few() -> None:
@@ -970,7 +970,7 @@ def test_the_census_counts_each_row_where_it_is() -> None:
     desk = Desk(even_map(1), aggregate=True, aggregate_max_records=5, request_max_records=1, max_in_flight_requests=3)
 
     def places() -> dict[str, int]:
-        return {place: rows for place, rows in desk.pipeline.census().items() if rows}
+        return {place: rows for place, rows in desk.pipeline.diagnosis.census().items() if rows}
 
     assert places() == {}
     desk.queue(25)
@@ -991,7 +991,7 @@ def test_the_census_counts_each_row_where_it_is() -> None:
     ordered = Desk(per_key=True)
     ordered.put([(b"k", b"bad", None)]).fail(BARE)
     ordered.queue([(b"k", b"behind", None)])
-    assert {place for place, rows in ordered.pipeline.census().items() if rows} == {"delayed", "held back"}
+    assert {place for place, rows in ordered.pipeline.diagnosis.census().items() if rows} == {"delayed", "held back"}
 
 
 # ---- what a sent request costs its lanes

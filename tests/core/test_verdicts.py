@@ -18,8 +18,8 @@ from producerd.core.lanes.taken import Taken
 from producerd.core.rows import intake
 from producerd.core.rows.spans import Span
 from producerd.core.sending.answers import Answer
+from producerd.core.sending.judging import STORED, STRAYED, UNSURE, Judgement, judge
 from producerd.core.sending.requests import Request
-from producerd.core.sending.verdicts import STORED, STRAYED, UNSURE, Verdicts, judge
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -67,7 +67,7 @@ def answer(*results: str | tuple[str, str]) -> Answer:
     )
 
 
-def told(verdicts: Verdicts) -> tuple[list[int], list[bool]]:
+def told(verdicts: Judgement) -> tuple[list[int], list[bool]]:
     return verdicts.classes.tolist(), verdicts.elsewhere.tolist()
 
 

@@ -21,10 +21,10 @@ from producerd.core.failures import Meaning
 from producerd.core.lanes.lanes import Lanes
 from producerd.core.ledger import Ledger
 from producerd.core.rows.frame import RowEnd
-from producerd.core.sending import sender, verdicts
+from producerd.core.sending import judging, refusals, verdicts
 from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.judging import STORED, Judgement, judge
 from producerd.core.sending.requests import Request
-from producerd.core.sending.verdicts import STORED, Verdicts, judge
 from producerd.errors import Code, Outcome
 
 PLANTS: Final[dict[str, Callable[[], None]]] = {}
@@ -43,11 +43,11 @@ def put(owner: Any, name: str, wrong: Any) -> None:
 
 @plant
 def an_entry_that_failed_is_taken_for_stored() -> None:
-    def wrong(*of: Any) -> Verdicts:
+    def wrong(*of: Any) -> Judgement:
         found = judge(*of)
         return found._replace(classes=np.zeros_like(found.classes))
 
-    put(sender, "judge", wrong)
+    put(verdicts, "judge", wrong)
 
 
 @plant
@@ -74,16 +74,16 @@ def a_key_has_two_requests_on_their_way() -> None:
 
 @plant
 def an_aggregate_is_believed_wherever_it_was_stored() -> None:
-    put(verdicts, "_verdict", lambda *_: STORED)
+    put(judging, "_verdict", lambda *_: STORED)
 
 
 @plant
 def a_refused_request_judges_its_rows() -> None:
-    def wrong(owner: sender.Sender, request: Request, _: Meaning, failed: RequestFailed, *__: float) -> None:
+    def wrong(self: refusals.Refusals, request: Request, _: Meaning, failed: RequestFailed, *__: float) -> None:
         for span in request.spans:
-            owner.ledger.end(span, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, failed.message, judged=True))
+            self._ledger.end(span, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, failed.message, judged=True))
 
-    put(sender.Sender, "_refused", wrong)
+    put(refusals.Refusals, "of_request", wrong)
 
 
 if __name__ == "__main__":

@@ -616,7 +616,7 @@ async def test_while_all_workers_are_busy_nothing_is_begun_and_rows_are_acknowle
             looks.clear()
             await turn_over(5)
             assert looks == []
-            assert late.stream.pipeline.census()["filling"] == 10
+            assert late.stream.pipeline.diagnosis.census()["filling"] == 10
             answered.waiting.pop().set()
             await sent.until_finished()
         finally:

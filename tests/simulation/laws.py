@@ -123,7 +123,7 @@ class Laws:
         if self.steps % 8 == 0:
             self.rows_in_a_request_are_not_settled()
             self.rows_wait_in_the_lane_of_their_shard()
-            self.seen.add(f"held by {self.sim.pipeline.holding(self.sim.now).cause}")
+            self.seen.add(f"held by {self.sim.pipeline.diagnosis.holding(self.sim.now).cause}")
 
     def room_is_what_rows_and_grants_hold(self) -> None:
         """Nothing is admitted past a limit; a record counts until it settles, its bytes until its buffer is freed."""
@@ -177,7 +177,7 @@ class Laws:
     def every_accepted_row_is_somewhere(self) -> None:
         """accepted = settled + filling + sorting + queued + in flight + awaiting a map, in records."""
         pipeline = self.sim.pipeline
-        stats, places = pipeline.stats, pipeline.census()
+        stats, places = pipeline.stats, pipeline.diagnosis.census()
         unsettled = sum([frame.unsettled for frame in pipeline.ledger.frames])
         self.seen.update([place for place, rows in places.items() if rows])
         if sum(places.values()) != unsettled:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from producerd.core.lanes.lane import (
     ENTRY_OVERHEAD_BYTES,
@@ -32,39 +32,6 @@ SMALLEST_RETRY_BYTES: Final = 64 * 1024
 FAULTY_ROWS: Final = 512
 """Most rows in a request of rows that are suspected to make Kinesis fail.  Such rows share no request with others.
 Each further failure halves their number, down to one, so that a faulty row does not fail the others."""
-EVEN_USE: Final = 0.8
-"""Mean use of the other shards, as a share of the fullest one's, from which all count as full.
-
-Random keys load shards more evenly than this, and a hot shard differs from the others by more.
-"""
-
-
-class Hottest(NamedTuple):
-    """The lane with the most waiting bytes, and its share of all waiting bytes."""
-
-    lane: Lane
-    share: float
-
-
-class ShardState(NamedTuple):
-    """The state of an open shard, for the status.
-
-    - ``share``: its share of all waiting bytes.  ``use``: the share of its quota that was used recently.
-    - ``rate_records``, ``rate_bytes``: the entries and bytes that its lane may send in a second; 0 before its first
-      row.
-    - ``waits_for``: what keeps its rows from being sent, "" if nothing does or no row waits.
-    """
-
-    shard: Shard
-    waiting_records: int
-    waiting_bytes: int
-    share: float
-    in_flight: int
-    rate_records: float
-    rate_bytes: float
-    use: float
-    backs_off: bool
-    waits_for: str
 
 
 class Lanes:
@@ -84,8 +51,12 @@ class Lanes:
         self._held: list[tuple[float, int, Lane]] = []  # lanes with rows that wait for a time: a heap
         self._listed: set[Lane] = set()  # the lanes in `_ready` or `_held`
         self._numbers = count()
-        self._sole_bytes = ANY
+        self.record_limit_bytes = ANY  # the stream's, or no limit while it is not known
         self.held_back: dict[object, list[Span]] = {}  # by session, in order, rows that wait for an earlier one
+
+    @property
+    def _sole_bytes(self) -> int:
+        return max(self.record_limit_bytes, SPAN_BYTES)  # a span with more has one row
 
     # ---- questions
 
@@ -112,69 +83,6 @@ class Lanes:
     def next_time(self) -> float:
         """Return when the next lane that waits for a time may send; ``inf`` if none does."""
         return self._held[0][0] if self._held else inf
-
-    def hottest(self) -> Hottest | None:
-        """Return the lane with the most bytes of waiting rows, or None if no row waits.
-
-        Reads every span, so call it rarely.
-        """
-        bytes_of = {lane: lane.bytes for lane in self._lanes.values()}
-        total = sum(bytes_of.values())
-        if not total:
-            return None
-        lane = max(bytes_of, key=bytes_of.__getitem__)
-        return Hottest(lane, bytes_of[lane] / total)
-
-    def others_have_room(self, full: Lane, now: float) -> bool:
-        """Return whether the shards other than the one of ``full`` could store clearly more.
-
-        A lane that its pace or its shard's throttles hold back counts as full.  Reads every lane, so call it rarely.
-        """
-        others = [lane for lane in self._lanes.values() if lane is not full]
-        used = sum([1.0 if lane.is_paced(now) or lane.backs_off(now) else lane.use(now) for lane in others])
-        most = 1.0 if full.backs_off(now) else full.use(now)
-        return used < EVEN_USE * most * (len(self.map) - 1)
-
-    def backing_off(self, now: float) -> int:
-        """Return how many lanes send less than before because their shard throttled them."""
-        return sum([lane.backs_off(now) for lane in self._lanes.values()])
-
-    def most_used(self, now: float) -> float:
-        """Return the share of its quota that the busiest shard was sent recently."""
-        return max([lane.use(now) for lane in self._lanes.values() if not lane.nameless], default=0.0)
-
-    def states(self, now: float) -> Iterator[ShardState]:
-        """Yield the state of each open shard, in the map's order.  Reads every span, so call it rarely."""
-        total = max(1, sum([lane.bytes for lane in self._lanes.values()]))
-        for shard in self.map.shards:
-            lane = self._lanes.get(shard)
-            if lane is None or lane.pacer is None:
-                yield ShardState(
-                    shard=shard,
-                    waiting_records=0,
-                    waiting_bytes=0,
-                    share=0.0,
-                    in_flight=0,
-                    rate_records=0.0,
-                    rate_bytes=0.0,
-                    use=0.0,
-                    backs_off=False,
-                    waits_for="",
-                )
-                continue
-            bytes_, pacer = lane.bytes, lane.pacer
-            yield ShardState(
-                shard=shard,
-                waiting_records=lane.queued,
-                waiting_bytes=bytes_,
-                share=bytes_ / total,
-                in_flight=lane.in_flight,
-                rate_records=pacer.rate_records,
-                rate_bytes=pacer.rate_bytes,
-                use=pacer.use(now),
-                backs_off=lane.backs_off(now),
-                waits_for=_waits_for(lane, now),
-            )
 
     # ---- rows come and go
 
@@ -253,6 +161,12 @@ class Lanes:
                 self._leaving.append(lane)
         self.put_back(moved)
 
+    def forget(self) -> None:
+        """Forget the map and all lanes, which have no rows and no requests on their way."""
+        self.map = ONE_LANE
+        for each in (self._lanes, self._leaving, self._ready, self._held, self._listed, self.held_back):
+            each.clear()
+
     def line_up(self, lane: Lane) -> None:
         """Put a lane in line if it has rows."""
         if lane.queued and lane not in self._listed:
@@ -272,7 +186,7 @@ class Lanes:
 
     def set_record_limit(self, limit_bytes: int) -> None:
         """Send rows that are larger by themselves, because Kinesis refuses a whole request for one of them."""
-        self._sole_bytes = max(limit_bytes, SPAN_BYTES)  # a span with more has one row
+        self.record_limit_bytes = limit_bytes
 
     def set_rules(self, rules: EntryRules, shard_rate_fraction: float, now: float) -> None:
         """Follow new rules from now on."""
@@ -423,11 +337,3 @@ def as_raw(spans: Sequence[Span]) -> list[Span]:
 def overlap(one: Shard, other: Shard) -> bool:
     """Return whether the ranges of two shards have a hash key in common."""
     return one.start <= other.end and other.start <= one.end
-
-
-def _waits_for(lane: Lane, now: float) -> str:
-    if lane.ready_at(now) <= now or not lane.queued:
-        return ""
-    if lane.map_until is not None and now < lane.map_until:
-        return "shard map"
-    return "answers" if lane.waits_for_answers else "pace"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -75,6 +75,15 @@ class Request:
         """Note that it has waited for long: one of its shards holds back the rows of the others."""
         self.slow = True
 
+    def refund(self) -> None:
+        """Return to its lanes their charge, because it stored nothing."""
+        if self.encoded is None:
+            paid = self.paid
+        else:
+            paid = dict(zip(self.lanes, self.encoded.of_lanes(len(self.lanes)), strict=True))
+        for lane, (entries, bytes_) in paid.items():
+            lane.give_back(entries, bytes_)
+
     @property
     def ends(self) -> list[int]:
         """The number of its rows up to the end of each piece."""
@@ -124,6 +133,12 @@ class Request:
         return back
 
 
+def begin(pieces: Iterable[Piece]) -> None:
+    """Note that rows are in a request."""
+    for _, span in pieces:
+        span.job.begin(span.first, span.last)
+
+
 def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Piece]]:
     """Divide pieces into their first rows, up to ``max_bytes`` or a single larger row, and the others."""
     for place, (lane, span) in enumerate(pieces):
@@ -146,6 +161,23 @@ def cut_pieces(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piec
         before.append(Piece(lane, span))
         at -= span.records
     return before, []
+
+
+def parts_of(request: Request, pieces: list[Piece], named: int = 0) -> tuple[list[Piece], list[Piece]]:
+    """Divide the rows of a request, which are in ``pieces``, in two parts that are to be sent apart.
+
+    These are its halves, cut between two entries if it has two.  If Kinesis has ``named`` the number of an entry, they
+    are that entry and all others.
+    """
+    starts = [0, *request.encoded.ends.tolist()] if request.encoded is not None else []
+    first, last = (starts[named - 1], starts[named]) if 0 < named < len(starts) else (0, 0)
+    if not 0 < last - first < request.records:
+        first, last = 0, starts[(len(starts) - 1) // 2] if len(starts) > 2 else 0
+    if not 0 < last - first < request.records:  # the last row may have been cut into most of the entries
+        first, last = 0, request.records // 2
+    before, others = cut_pieces(pieces, first)
+    part, after = cut_pieces(others, last - first)
+    return part, before + after
 
 
 def ends_of(pieces: Sequence[Piece]) -> list[int]:
