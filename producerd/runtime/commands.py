@@ -111,18 +111,18 @@ class Commands:
             "connections": self._node.connections,
             "node_queue_bytes": budget.used_bytes,
             "node_queue_limit_bytes": budget.limit_bytes,
-            "streams": [stream.status(now) | _totals(stream, now) for stream in self._streams],
+            "streams": [stream.report.status(now) | _totals(stream, now) for stream in self._streams],
         }
 
     def shards(self, name: str) -> JsonObject:
-        return self._stream(name).shards(self._loop.time())
+        return self._stream(name).report.shards(self._loop.time())
 
     def dump(self) -> JsonObject:
         """Return everything that helps to find a fault."""
         frames = sys._current_frames()
         return {
             "status": self.status(),
-            "shards": {stream.name: stream.shards(self._loop.time())["shards"] for stream in self._streams},
+            "shards": {stream.name: stream.report.shards(self._loop.time())["shards"] for stream in self._streams},
             "settings": as_toml(self._node.config, origins=True).splitlines(),
             "process": {
                 "pid": os.getpid(),

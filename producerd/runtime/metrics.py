@@ -539,19 +539,19 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "Time in which at least one caller waited, by what held the queue.",
         "cause",
         get_args(Cause),
-    ): lambda s, _: s.cause_seconds,
+    ): lambda s, _: s.report.cause_seconds,
     Family(
         "record_rate_bound_seconds_total",
         "counter",
         "Time in which a caller waited and shards were at their limit of records, not bytes: aggregation helps.",
-    ): lambda s, _: s.record_rate_bound_seconds,
+    ): lambda s, _: s.report.record_rate_bound_seconds,
     Family(
         "slow_seconds_total",
         "counter",
         "Time in which a record had waited for 30 s or more. quota: shards take no more; throttles: they take less.",
         "held_by",
         get_args(HeldBy),
-    ): lambda s, _: s.slow_seconds,
+    ): lambda s, _: s.report.slow_seconds,
     Family(
         "flushes_total",
         "counter",
@@ -640,7 +640,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
     Family(
         "stream_up", "gauge", "0 while the whole stream is refused, or the service does not answer.", together=min
-    ): (lambda s, at: s.takes_records(at.now)),
+    ): (lambda s, at: s.report.takes_records(at.now)),
     Family("stream_paused", "gauge", "1 while an operator has paused the stream.", together=max): lambda s, _: (
         s.pipeline.paused
     ),

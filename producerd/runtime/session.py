@@ -519,7 +519,7 @@ class Session(asyncio.BufferedProtocol):
             self._release(ticket.frame_id)
             opened.stream.cancel(ticket, now)
         elif (waiting := self._waiting.get(message.frame_id)) is not None:
-            why = waiting.opened.stream.describe(self._loop.time())
+            why = waiting.opened.stream.report.describe(self._loop.time())
             waiting.opened.stream.cancel(waiting.ticket, now)
             self.refuse(waiting.opened, message.frame_id, Refusal(Code.CANCELLED, why))
 
@@ -545,7 +545,7 @@ class Session(asyncio.BufferedProtocol):
         self._tell_status(opened, answer)
 
     def _tell_status(self, opened: SessionStream, answer: ServiceAnswer = NOT_ASKED) -> None:
-        status = opened.stream.blocked(opened.stream_id, 0.0, self._loop.time())
+        status = opened.stream.report.blocked(opened.stream_id, 0.0, self._loop.time())
         self._send(replace(status, service=answer.service, service_code=answer.code, service_message=answer.message))
 
     def _closed(self, message: messages.Close) -> None:
@@ -681,14 +681,14 @@ class Session(asyncio.BufferedProtocol):
         seconds = self._loop.time() - waiting.ticket.since
         stream = waiting.opened.stream
         if not self._choked:
-            self._send(stream.blocked(waiting.opened.stream_id, seconds, self._loop.time()))
+            self._send(stream.report.blocked(waiting.opened.stream_id, seconds, self._loop.time()))
         log.warning(
             "caller blocked",
             session=self.session_id,
             client=self.who,
             stream=stream.name,
             seconds=round(seconds),
-            why=stream.describe(self._loop.time()),
+            why=stream.report.describe(self._loop.time()),
         )
         waiting.timer = self._loop.call_later(NEXT_BLOCKED_SECONDS, self._report, waiting)
 

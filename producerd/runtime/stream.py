@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 from producerd.config import StreamSettings
 from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 from producerd.core.gate import MAX_RECORD_BYTES, AdmissionGate, Caller, Member, Ticket
-from producerd.core.holding import Facts, Holding, Limit, sentence
 from producerd.core.pipeline import Pipeline
 from producerd.core.rows import flushing, intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.intake import CheckedRows
 from producerd.core.rules import EntryRules, PipelineRules
-from producerd.core.sending.health import HealthState
 from producerd.core.shards.shard_map import ShardMap
-from producerd.errors import Code
 from producerd.runtime.kinesis import address_of
 from producerd.runtime.logs import get_logger
-from producerd.runtime.outage import request_values
-from producerd.wire import messages
+from producerd.runtime.stream_report import StreamReport
 from producerd.wire.columns import Body, Layout
 
 log = get_logger("producerd.stream")
 
-SLOW_SECONDS = 30.0
-"""Age of the oldest record from which the daemon logs that the stream is slow.
-
-Callers that waited this long within `SLOW_WITHIN_SECONDS` cause the same line.
-"""
-SLOW_WITHIN_SECONDS = 60.0
-TELL_AGAIN_SECONDS = 300.0
-BODY_LIMIT_SECONDS = 10.0
-"""How long only smaller requests pass a proxy before the daemon logs that."""
 SUMMARY_PATIENCE_SECONDS = 2.0
 """Longest time for which rows of a new stream wait for its summary.
 
 It shows whether the shards follow the keys, which aggregates need, and the limit on a record.
 """
-LOOK_SECONDS = 0.5
-"""Least time between two looks at what holds the queue.  Each look reads every span."""
 
 
 class Credentials(Protocol):
@@ -108,7 +93,7 @@ class Stream:
         self.gate = AdmissionGate(
             self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=max_frame_records
         )
-        self.capacity_mode = ""
+        self.report = StreamReport(name, self.pipeline, self.gate, self.budget)
         self.rejected_records: Counter[str] = Counter()  # by code
         self.refused_records = 0
         self.credentials = credentials
@@ -117,21 +102,7 @@ class Stream:
         self.followers: set[Stream] = set()  # which learn what it learns about its shards
         self._touched = touched
         self._reads_next = self.pipeline.next_reading()
-        self.cause_seconds: dict[str, float] = defaultdict(float)  # in which a caller waited, by the cause
-        self.record_rate_bound_seconds = 0.0  # the part in which shards took no more records, but more bytes
-        self._active_seconds = 0.0  # their sum
-        self.slow_seconds: dict[str, float] = defaultdict(float)  # in which a record waited, by `Holding.held_by`
-        self._oldest: tuple[float, float] | None = None  # when the stream settled last, and how old its oldest row was
-        self._holding = Holding("daemon")  # since the stream settled last
-        self._seen = Holding("daemon")  # as the last look found it
         self._idle_since: float | None = None
-        self._looked_at = -inf
-        self._waits_before: tuple[float, float] = -inf, 0.0  # when, and how long callers had waited until then
-        self._told_slow_at = -inf
-        self._told_health = HealthState.UNPROVEN
-        self._went_plain_at: float | None = None
-        self._told_format = False
-        self._told_body_limit = False
 
     @property
     def max_record_bytes(self) -> int:
@@ -152,11 +123,7 @@ class Stream:
         may_have_work = turn.settle(self.pipeline, self.gate, now)
         if self.pipeline.next_reading() != self._reads_next:
             self.reading_changed.set()
-        self._tell_health()
-        self._tell_plain(now)
-        self._tell_format()
-        self._tell_body_limit(now)
-        self._look_what_holds(now)
+        self.report.settled(now)
         if not self._is_idle:
             self._idle_since = None
         elif self._idle_since is None:
@@ -284,7 +251,7 @@ class Stream:
     def learn_summary(self, max_record_bytes: int, capacity_mode: str, cannot_aggregate: str) -> None:
         """Use the stream's summary.  ``cannot_aggregate``: why its rows must not be aggregated, or ""."""
         self.pipeline.set_record_limit(max_record_bytes)
-        self.capacity_mode = capacity_mode
+        self.report.learn_capacity_mode(capacity_mode)
         self.pipeline.set_cannot_aggregate(cannot_aggregate)
         self._touched(self)
         for follower in self.followers:
@@ -329,8 +296,7 @@ class Stream:
     def forget_refusal(self) -> None:
         """Let the next row find out whether Kinesis still refuses the stream, which no client uses."""
         self.pipeline.health.forget_refusal()
-        self._told_health = self.pipeline.health.state
-        log.info("a refusal is forgotten, as nobody uses the stream", stream=self.name)
+        self.report.refusal_forgotten()
 
     def count_refused(self, records: int) -> None:
         """Count records whose frame the gate refused because of the stream."""
@@ -340,14 +306,12 @@ class Stream:
         """Send nothing until `resume`.  The gate still admits callers until the queue is full."""
         if not self.pipeline.paused:
             self.pipeline.pause()
-            self._look_anew(now)
-            log.info("stream paused", stream=self.name)
+            self.report.paused(now, is_paused=True)
 
     def resume(self, now: float) -> None:
         if self.pipeline.paused:
             self.pipeline.resume()
-            self._look_anew(now)
-            log.info("stream resumed", stream=self.name)
+            self.report.paused(now, is_paused=False)
             self._touched(self)
 
     def flush_all(self) -> FlushProgress:
@@ -358,25 +322,6 @@ class Stream:
         return flushing
 
     @property
-    def health(self) -> str:
-        """The state of its health.
-
-        It is "outage" if nothing gets through although the service does not refuse the stream.
-        """
-        state = self.pipeline.health.state
-        refused = state in (HealthState.SUSPECT, HealthState.BROKEN)
-        return "outage" if self.pipeline.diagnosis.in_outage and not refused else state.value
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the service takes records, as far as the daemon knows."""
-        return self.health not in ("suspect", "broken", "outage")
-
-    def takes_records(self, now: float) -> bool:
-        """Return whether records get through: the service takes them, and none fails because the shards are unknown."""
-        return self.is_up and self.pipeline.map_missing(now) is None
-
-    @property
     def idle_since(self) -> float | None:
         """When it was first seen without sessions and rows, or None if it has either or is paused."""
         return self._idle_since if self._is_idle else None
@@ -384,219 +329,6 @@ class Stream:
     @property
     def _is_idle(self) -> bool:
         return self.pipeline.idle and not self.is_open and not self.pipeline.paused
-
-    # ---- what holds the queue
-
-    def _look_what_holds(self, now: float) -> None:
-        active_seconds = self.gate.active_seconds(now)
-        self.cause_seconds[self._holding.cause] += active_seconds - self._active_seconds
-        if self._holding.by_records:
-            self.record_rate_bound_seconds += active_seconds - self._active_seconds
-        self._active_seconds = active_seconds
-        self._count_slow(now)
-        self._holding = self._look(now)
-
-    def _count_slow(self, now: float) -> None:
-        """Count the time since the stream settled last in which its oldest row had waited for `SLOW_SECONDS`."""
-        if self._oldest is not None:
-            then, seconds = self._oldest
-            passed = now - then
-            self.slow_seconds[self._holding.held_by] += min(passed, max(0.0, seconds + passed - SLOW_SECONDS))
-        self._oldest = None if self.pipeline.idle else (now, self.pipeline.oldest_seconds(now))
-
-    def _look_anew(self, now: float) -> None:
-        self._looked_at = -inf
-        self._look_what_holds(now)
-
-    def _look(self, now: float) -> Holding:
-        if now >= self._looked_at + LOOK_SECONDS:
-            self._looked_at, self._seen = now, self.pipeline.diagnosis.holding(now)
-            self._tell_slow(now)
-        return Holding("node_limit") if self._waits_for_node else self._seen
-
-    @property
-    def _waits_for_node(self) -> bool:
-        """Whether a caller waits only because the node is full, and not because this stream is paused."""
-        holds_by_pause = self.pipeline.paused and not self.pipeline.idle
-        return self.budget in self.budget.node.wanted_by and not holds_by_pause
-
-    def _tell_slow(self, now: float) -> None:
-        """Log one line if rows stay for long, even if no single wait of a caller was that long."""
-        began_at, seconds_before = self._waits_before
-        waited_seconds = self._active_seconds - seconds_before
-        if now >= began_at + SLOW_WITHIN_SECONDS:
-            self._waits_before = now, self._active_seconds
-        oldest_seconds = self.pipeline.oldest_seconds(now)
-        if max(waited_seconds, oldest_seconds) >= SLOW_SECONDS and now >= self._told_slow_at + TELL_AGAIN_SECONDS:
-            self._told_slow_at = now
-            log.warning(
-                "stream is slow",
-                stream=self.name,
-                oldest_record_seconds=round(oldest_seconds),
-                callers_waited_seconds=round(waited_seconds),
-                why=self.describe(now),
-            )
-
-    def blocked(self, stream_id: int, seconds: float, now: float) -> messages.Blocked:
-        """Return why rows of this stream wait, with the numbers."""
-        stats = self.pipeline.stats
-        holding = self._look(now)
-        return messages.Blocked(
-            stream_id,
-            seconds,
-            self._reason(holding),
-            self.budget.used_records,
-            self.budget.limit_records,
-            self.budget.used_bytes,
-            self.budget.limit_bytes,
-            self.pipeline.requests_in_flight,
-            stats.last_error,
-            holding.shard_id,
-            holding.share,
-            capacity_mode=self.capacity_mode,
-            aggregates=int(self.pipeline.rules.entries.aggregate),
-            delivered_records=stats.delivered_records,
-            delivered_bytes=stats.delivered_bytes,
-            kinesis_records=stats.delivered_kinesis_records,
-            delivering_seconds=0.0 if stats.delivering_from is None else now - stats.delivering_from,
-        )
-
-    def _reason(self, holding: Holding) -> str:
-        """Return one sentence for people about what holds the queue."""
-        budget, pipeline = self.budget, self.pipeline
-        health, in_flight = pipeline.health, pipeline.sender.in_flight
-        facts = Facts(
-            stream=self.name,
-            refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
-            failed_as=in_flight.failed_as,
-            map_error=pipeline.map_error,
-            aggregates=pipeline.rules.entries.aggregate,
-            goes_plain=pipeline.goes_plain,
-            is_full=self.gate.wants_room(),
-            used_records=budget.used_records,
-            used_bytes=budget.used_bytes,
-            queues=Limit(budget.node.used_bytes, budget.node.limit_bytes),
-            in_flight=Limit(in_flight.node.used_bytes, in_flight.node.limit_bytes) if pipeline.held_by_node else None,
-        )
-        return sentence(holding, facts)
-
-    def describe(self, now: float) -> str:
-        """Return the state in one line: what holds the queue, then its numbers, as the client shows BLOCKED."""
-        budget, stats = self.budget, self.pipeline.stats
-        return (
-            f"{self._reason(self._look(now))}; queue {budget.used_records:,} of {budget.limit_records:,} records, "
-            f"{budget.used_bytes:,} of {budget.limit_bytes:,} bytes, "
-            f"{self.pipeline.requests_in_flight} requests in flight"
-            f"{f', last error: {stats.last_error}' if stats.last_error else ''}"
-        )
-
-    def status(self, now: float) -> dict[str, Any]:
-        """Return the state for `producerctl`, as JSON's values."""
-        budget, pipeline = self.budget, self.pipeline
-        return {
-            "stream": self.name,
-            "health": self.health,
-            "paused": pipeline.paused,
-            "queue_records": pipeline.queued_records,
-            "records_without_caller": pipeline.records_without_caller,
-            "queue_limit_records": budget.limit_records,
-            "queue_bytes": budget.used_bytes,
-            "queue_limit_bytes": budget.limit_bytes,
-            "blocked_callers": self.gate.blocked_callers,
-            "sessions": self.gate.sessions,
-            "requests_in_flight": pipeline.requests_in_flight,
-            "shards_open": len(pipeline.shard_map or ()),
-            "wire_format": pipeline.wire_format,
-            **self._holds(now),
-            "last_error": pipeline.stats.last_error,
-        }
-
-    def _holds(self, now: float) -> dict[str, Any]:
-        cause, shard_id, share, *_ = holding = self._look(now)
-        if (end := self.pipeline.map_missing(now)) is not None:
-            return {"cause": "shard_map", "shard_id": "", "share": 0.0, "reason": f"refused: {end.message}"}
-        if self.pipeline.idle and not self._waits_for_node:
-            return {"cause": "", "shard_id": "", "share": 0.0, "reason": ""}
-        return {"cause": cause, "shard_id": shard_id, "share": share, "reason": self._reason(holding)}
-
-    def shards(self, now: float) -> dict[str, Any]:
-        """Return each open shard for `producerctl`.
-
-        Hash keys are decimal text, because most JSON readers round such numbers.
-        """
-        shards = []
-        for state in self.pipeline.diagnosis.shards(now):
-            values = state._asdict()
-            shard = values.pop("shard")
-            ends = {"starting_hash_key": str(shard.start), "ending_hash_key": str(shard.end)}
-            shards.append({"shard_id": shard.shard_id, **ends, **values})
-        waits = {"queue_records": self.pipeline.queued_records, "reason": self._holds(now)["reason"]}
-        return {"stream": self.name, **waits, "shards": shards}
-
-    def _tell_health(self) -> None:
-        health = self.pipeline.health
-        if health.state is self._told_health:
-            return
-        self._told_health = health.state
-        request = request_values(health.request_id)
-        if health.state is HealthState.BROKEN and health.code == Code.UNREACHABLE:
-            log.error("stream cannot be reached", stream=self.name, message=health.message)
-        elif health.state is HealthState.BROKEN:
-            log.error(
-                "stream is refused by the service",
-                stream=self.name,
-                code=health.code,
-                message=health.message,
-                **request,
-            )
-        elif health.state is HealthState.SUSPECT:
-            log.warning("stream looks refused", stream=self.name, code=health.code, message=health.message, **request)
-        elif health.state is HealthState.WORKING:
-            log.info("stream works", stream=self.name)
-
-    def _tell_plain(self, now: float) -> None:
-        """Log when records begin to go plain because the shards are unknown, and when aggregation resumes."""
-        pipeline = self.pipeline
-        if pipeline.goes_plain and self._went_plain_at is None:
-            self._went_plain_at = now
-            log.warning(
-                "records go plain until the shards are known",
-                stream=self.name,
-                why=f"ListShards: {pipeline.map_error or 'no answer'}",
-            )
-        elif self._went_plain_at is not None and not pipeline.goes_plain:
-            seconds, self._went_plain_at = round(now - self._went_plain_at, 1), None
-            if pipeline.shard_map is not None:  # otherwise nothing was sent for long, and no row needs the list
-                log.info("records are aggregated again", stream=self.name, plain_seconds=seconds)
-
-    def _tell_format(self) -> None:
-        """Log once that the service has refused CBOR."""
-        refusal = self.pipeline.cbor_refused_as
-        if refusal is not None and not self._told_format:
-            self._told_format = True
-            log.warning(
-                "the service refuses CBOR; requests go in JSON from now on",
-                stream=self.name,
-                code=refusal.code,
-                message=refusal.message,
-                **request_values(refusal.request_id),
-            )
-
-    def _tell_body_limit(self, now: float) -> None:
-        """Log that a proxy refuses large requests, once only smaller ones pass for a while, and when that has ended."""
-        limit = self.pipeline.body_limit
-        if limit.lasts_since is None:
-            if self._told_body_limit:
-                log.info("large requests pass again", stream=self.name)
-            self._told_body_limit = False
-        elif not self._told_body_limit and now >= limit.lasts_since + BODY_LIMIT_SECONDS:
-            self._told_body_limit = True
-            log.warning(
-                "a proxy refuses large requests; they are cut to the size that passes",
-                stream=self.name,
-                refused_bytes=limit.refused_body_bytes,
-                passed_bytes=limit.passed_body_bytes,
-            )
 
 
 async def within(seconds: float, event: asyncio.Event) -> None:

@@ -277,7 +277,7 @@ class Streams:
                     continue
                 idle_seconds = now - idle_since
                 if stream.name in self.config.streams:
-                    if not stream.is_up and idle_seconds >= FORGET_BROKEN_SECONDS:
+                    if not stream.report.is_up and idle_seconds >= FORGET_BROKEN_SECONDS:
                         stream.forget_refusal()
                 elif idle_seconds >= (FORGET_SECONDS if _works(stream) else FORGET_BROKEN_SECONDS):
                     log.info("stream forgotten", stream=stream.name, idle_seconds=round(idle_seconds))

@@ -192,19 +192,19 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
         return [line for line in log if line["event"] == "caller blocked"]
 
     def report(seconds: int) -> dict[str, Any]:
-        return line_of("caller blocked", stream="flights", seconds=seconds, why=host.stream.describe(clock.now))
+        return line_of("caller blocked", stream="flights", seconds=seconds, why=host.stream.report.describe(clock.now))
 
     await clock.run(29.75)
     assert (transport.drain(), reports()) == ([], [])
     await clock.run(0.25)
-    assert transport.drain() == [host.stream.blocked(1, 30.0, clock.now)]
+    assert transport.drain() == [host.stream.report.blocked(1, 30.0, clock.now)]
     assert reports() == [report(30)]
     assert "10 of 10 records" in reports()[0]["why"]
     assert "the disks are on fire" in reports()[0]["why"]
     await clock.run(299.75)
     assert (transport.drain(), len(reports())) == ([], 1)
     await clock.run(0.25)
-    assert transport.drain() == [host.stream.blocked(1, 330.0, clock.now)], "since it asked"
+    assert transport.drain() == [host.stream.report.blocked(1, 330.0, clock.now)], "since it asked"
     assert reports()[1:] == [report(330)]
     session.pause_writing()  # it reads nothing
     await clock.run(300)
@@ -212,7 +212,7 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
     session.resume_writing()
     await clock.run(0)
 
-    why = host.stream.describe(clock.now)
+    why = host.stream.report.describe(clock.now)
     tell(session, messages.Cancel(2))
     assert transport.drain() == [messages.Refused(2, 1, Code.CANCELLED, why)]
     assert repr(session).endswith(", 0 waiting>")

@@ -309,10 +309,10 @@ def test_a_list_is_not_read_before_its_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_summary_tells_the_largest_record_and_the_capacity_mode() -> None:
     async def story(watched: Watched) -> None:
-        assert watched.stream.blocked(1, 0.0, 0.0).capacity_mode == ""
+        assert watched.stream.report.blocked(1, 0.0, 0.0).capacity_mode == ""
         await asyncio.sleep(16)
         assert watched.stream.max_record_bytes == 10_485_760
-        assert watched.stream.blocked(1, 0.0, 0.0).capacity_mode == "PROVISIONED"
+        assert watched.stream.report.blocked(1, 0.0, 0.0).capacity_mode == "PROVISIONED"
 
     watch(ListedKinesis(), story)
 

@@ -12,11 +12,11 @@ import structlog
 
 from producerd.config import StreamSettings
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
+from producerd.core.diagnosis import Diagnosis
 from producerd.core.encoding.entries import encode
 from producerd.core.gate import MAX_RECORD_BYTES, Member, Refusal, Ticket
 from producerd.core.holding import Holding
 from producerd.core.kpl.aggregation import InnerRecord
-from producerd.core.pipeline import Pipeline
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
 from producerd.core.sending.answers import RequestFailed, parse_answer
@@ -179,16 +179,16 @@ def test_a_caller_that_waits_only_for_the_nodes_limit_has_a_cause_of_its_own() -
     ticket = stream.gate.ask(member, 2, rows(50).layout, 10.0)
     stream.settle(10.0)
     stream.settle(12.0)
-    assert stream.cause_seconds["node_limit"] == 2.0
-    assert "node_queue_limit_bytes = 100,000" in stream.describe(12.0)
-    assert stream.status(12.0)["cause"] == "node_limit"
+    assert stream.report.cause_seconds["node_limit"] == 2.0
+    assert "node_queue_limit_bytes = 100,000" in stream.report.describe(12.0)
+    assert stream.report.status(12.0)["cause"] == "node_limit"
     other.release(0, 50_000)
     stream.settle(13.0)
     assert owner.grants == 1
-    assert stream.cause_seconds["node_limit"] == 3.0
+    assert stream.report.cause_seconds["node_limit"] == 3.0
     stream.gate.cancel(ticket, 13.0)
     stream.settle(14.0)
-    assert (stream.cause_seconds["node_limit"], stream.status(14.0)["cause"]) == (3.0, "daemon")
+    assert (stream.report.cause_seconds["node_limit"], stream.report.status(14.0)["cause"]) == (3.0, "daemon")
 
 
 def test_a_stream_without_a_row_waits_for_the_node_too() -> None:
@@ -199,15 +199,15 @@ def test_a_stream_without_a_row_waits_for_the_node_too() -> None:
     stream.gate.ask(member, 1, rows(50).layout, 0.0)
     stream.settle(0.0)
     stream.settle(5.0)
-    assert stream.cause_seconds == {"daemon": 0.0, "node_limit": 5.0}
-    assert stream.status(5.0)["cause"] == "node_limit"
+    assert stream.report.cause_seconds == {"daemon": 0.0, "node_limit": 5.0}
+    assert stream.report.status(5.0)["cause"] == "node_limit"
     other.release(0, 50_000)
     stream.settle(6.0)
     assert owner.grants == 1
     owner.receives = False
     stream.gate.ask(member, 2, rows(50).layout, 6.0)
     stream.settle(8.0)
-    assert stream.cause_seconds == {"daemon": 2.0, "node_limit": 6.0}
+    assert stream.report.cause_seconds == {"daemon": 2.0, "node_limit": 6.0}
 
 
 def test_a_paused_stream_lets_callers_in_until_it_is_full_and_says_why_they_wait() -> None:
@@ -223,9 +223,9 @@ def test_a_paused_stream_lets_callers_in_until_it_is_full_and_says_why_they_wait
     stream.settle(1.0)
     stream.settle(4.0)
     assert stream.pipeline.take_request(4.0) is None
-    assert stream.cause_seconds["paused"] == 3.0
-    assert "paused by the operator: producerctl resume flights" in stream.describe(4.0)
-    status = stream.status(4.0)
+    assert stream.report.cause_seconds["paused"] == 3.0
+    assert "paused by the operator: producerctl resume flights" in stream.report.describe(4.0)
+    status = stream.report.status(4.0)
     assert (status["paused"], status["cause"]) == (True, "paused")
     with structlog.testing.capture_logs() as later:
         stream.resume(4.0)
@@ -234,9 +234,9 @@ def test_a_paused_stream_lets_callers_in_until_it_is_full_and_says_why_they_wait
         ("stream paused", "info"),
         ("stream resumed", "info"),
     ]
-    assert stream.status(4.0)["paused"] is False
+    assert stream.report.status(4.0)["paused"] is False
     stream.settle(5.0)
-    assert stream.cause_seconds["paused"] == 3.0
+    assert stream.report.cause_seconds["paused"] == 3.0
 
 
 @pytest.mark.parametrize(("records", "cause"), [(0, "node_limit"), (100, "paused")])
@@ -248,7 +248,7 @@ def test_a_paused_stream_waits_for_the_operator_if_it_holds_rows_and_otherwise_f
     QueueBudget(10**6, 10**6, node).take(1, 100_000 - node.used_bytes)
     stream.pause(0.0)
     stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 0.0)
-    assert stream.status(1.0)["cause"] == cause
+    assert stream.report.status(1.0)["cause"] == cause
 
 
 def test_what_holds_the_queue_is_looked_at_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_what_holds_the_queue_is_looked_at_twice_a_second(monkeypatch: pytest.Mo
         looked.append(now)
         return Holding("daemon")
 
-    monkeypatch.setattr(stream.pipeline, "holding", holding)
+    monkeypatch.setattr(stream.pipeline.diagnosis, "holding", holding)
     for quarter in range(6):
         stream.settle(quarter / 4)
     assert looked == [0.0, 0.5, 1.0]
@@ -270,8 +270,8 @@ def test_aggregation_is_advised_where_it_is_off(
     monkeypatch: pytest.MonkeyPatch, aggregation: str, is_advised: bool
 ) -> None:
     stream, _ = with_a_frame(aggregation=aggregation)
-    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: Holding("shard_rate", by_records=True))
-    assert ('aggregation = "kpl" would send up to' in stream.describe(1.0)) is is_advised
+    monkeypatch.setattr(stream.pipeline.diagnosis, "holding", lambda _now: Holding("shard_rate", by_records=True))
+    assert ('aggregation = "kpl" would send up to' in stream.report.describe(1.0)) is is_advised
 
 
 def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
@@ -280,15 +280,15 @@ def test_the_time_in_which_shards_refused_only_the_number_of_records_is_counted(
     """That is the time in which aggregation would have sent more."""
     stream, owner = with_a_frame(queue_limit=100)
     holding = Holding("shard_rate", by_records=True)
-    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: holding)
+    monkeypatch.setattr(stream.pipeline.diagnosis, "holding", lambda _now: holding)
     stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 0.0)
     stream.settle(0.0)
     stream.settle(2.0)
     holding = Holding("shard_rate", by_records=False)
     stream.settle(5.0)
     stream.settle(9.0)
-    assert stream.record_rate_bound_seconds == 5.0
-    assert stream.cause_seconds == {"daemon": 0.0, "shard_rate": 9.0}
+    assert stream.report.record_rate_bound_seconds == 5.0
+    assert stream.report.cause_seconds == {"daemon": 0.0, "shard_rate": 9.0}
 
 
 @pytest.mark.promise("batch-larger-minute")
@@ -298,23 +298,23 @@ def test_the_time_in_which_a_record_waits_for_long_is_counted_though_no_caller_w
     """From 30 seconds on, by what held the queue."""
     stream, _ = with_a_frame()
     holding = Holding("shard_rate")
-    monkeypatch.setattr(stream.pipeline, "holding", lambda _now: holding)
+    monkeypatch.setattr(stream.pipeline.diagnosis, "holding", lambda _now: holding)
     for now in (0.0, 20.0, 29.0):
         stream.settle(now)
-        assert not sum(stream.slow_seconds.values())
+        assert not sum(stream.report.slow_seconds.values())
     stream.settle(40.0)
-    assert stream.slow_seconds == {"quota": 10.0}
+    assert stream.report.slow_seconds == {"quota": 10.0}
     holding = Holding("hot_shard", throttled=True)
     stream.settle(41.0)
     holding = Holding("in_flight")
     stream.settle(43.0)
     stream.settle(47.0)
-    assert stream.slow_seconds == {"quota": 11.0, "throttles": 2.0, "other": 4.0}
-    assert not any(stream.cause_seconds.values())
+    assert stream.report.slow_seconds == {"quota": 11.0, "throttles": 2.0, "other": 4.0}
+    assert not any(stream.report.cause_seconds.values())
     stream.pipeline.abandon()
     stream.settle(50.0)
     stream.settle(90.0)
-    assert sum(stream.slow_seconds.values()) == 20.0
+    assert sum(stream.report.slow_seconds.values()) == 20.0
 
 
 # ---- what clients and the operator read
@@ -329,13 +329,13 @@ def test_a_client_reads_what_is_queued_what_was_delivered_and_why_the_rest_waits
         "queue_limit_bytes": 1 << 26,
         "capacity_mode": "ON_DEMAND",
     }
-    assert stream.blocked(7, 31.0, 1.0) == messages.Blocked(
+    assert stream.report.blocked(7, 31.0, 1.0) == messages.Blocked(
         7, 31.0, on_their_way, queue_records=100, queue_bytes=layout.charge_bytes, **limits
     )
     sort(stream, 1.0)
     send(stream, 2.0)
     stream.settle(2.0)
-    assert stream.blocked(7, 31.0, 5.0) == messages.Blocked(
+    assert stream.report.blocked(7, 31.0, 5.0) == messages.Blocked(
         7,
         31.0,
         on_their_way,
@@ -346,7 +346,7 @@ def test_a_client_reads_what_is_queued_what_was_delivered_and_why_the_rest_waits
         **limits,
     )
     aggregating, _ = with_a_frame(aggregation="kpl")
-    assert aggregating.blocked(7, 31.0, 1.0).aggregates == 1
+    assert aggregating.report.blocked(7, 31.0, 1.0).aggregates == 1
 
 
 def test_a_refused_stream_is_described_by_its_refusal_and_a_full_node_by_its_limit() -> None:
@@ -354,11 +354,11 @@ def test_a_refused_stream_is_described_by_its_refusal_and_a_full_node_by_its_lim
     in_flight.take("another stream", 1_000)  # one record that is larger than all that is shared
     stream, _ = with_a_frame(in_flight=in_flight)
     sort(stream, 1.0)
-    assert stream.status(1.0)["reason"] == (
+    assert stream.report.status(1.0)["reason"] == (
         "the requests of all streams together are at their limit, 1,000 of node_max_in_flight_bytes = 100"
     )
     stream.pipeline.health.looks_permanent(Code.KMS, "no key", 1.0)
-    assert stream.status(1.0)["reason"] == "the stream is refused by the service: KMS: no key"
+    assert stream.report.status(1.0)["reason"] == "the stream is refused by the service: KMS: no key"
 
 
 def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
@@ -383,10 +383,10 @@ def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
         "last_error": "",
     }
     idle = stream_of()
-    assert idle.status(1.0) == state
-    assert idle.shards(1.0) == {"stream": "flights", "queue_records": 0, "reason": "", "shards": []}
+    assert idle.report.status(1.0) == state
+    assert idle.report.shards(1.0) == {"stream": "flights", "queue_records": 0, "reason": "", "shards": []}
     stream, _ = with_a_frame()
-    assert stream.status(1.0) == {
+    assert stream.report.status(1.0) == {
         **state,
         "queue_records": 100,
         "queue_bytes": rows(100).layout.charge_bytes,
@@ -399,7 +399,7 @@ def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
     rates = dict.fromkeys(("share", "rate_records", "rate_bytes", "use"), 0.0)
     shard_state = {**shard, **numbers, **rates, "backs_off": False, "waits_for": ""}
     waits = {"queue_records": 100, "reason": "records are on their way"}
-    assert stream.shards(1.0) == {"stream": "flights", **waits, "shards": [shard_state]}
+    assert stream.report.shards(1.0) == {"stream": "flights", **waits, "shards": [shard_state]}
 
 
 @pytest.mark.parametrize(
@@ -416,19 +416,19 @@ def test_the_operator_reads_the_state_of_a_stream_and_of_its_shards() -> None:
 def test_a_stream_is_down_if_it_is_refused_or_nothing_gets_through(
     monkeypatch: pytest.MonkeyPatch, state: HealthState, in_outage: bool, health: str, is_up: bool
 ) -> None:
-    monkeypatch.setattr(Pipeline, "in_outage", property(lambda _: in_outage))
+    monkeypatch.setattr(Diagnosis, "in_outage", property(lambda _: in_outage))
     stream = stream_of()
     stream.pipeline.health.state = state
-    assert (stream.health, stream.is_up) == (health, is_up)
-    assert stream.takes_records(1.0) == is_up
+    assert (stream.report.health, stream.report.is_up) == (health, is_up)
+    assert stream.report.takes_records(1.0) == is_up
 
 
 def test_an_idle_stream_that_refuses_each_record_is_down_and_says_why() -> None:
     stream = stream_of(aggregation="kpl")
     stream.pipeline.set_cannot_aggregate("AUTO")
-    assert stream.is_up
-    assert not stream.takes_records(1.0)
-    told = stream.status(1.0)
+    assert stream.report.is_up
+    assert not stream.report.takes_records(1.0)
+    told = stream.report.status(1.0)
     assert (told["queue_records"], told["cause"], told["reason"]) == (0, "shard_map", "refused: AUTO")
 
 
@@ -505,7 +505,7 @@ def test_rows_that_go_plain_are_logged_and_not_their_end_if_no_list_comes_any_mo
     stream.pipeline.shard_map_failed("LimitExceededException", "Rate exceeded", 3.5)
     stream.pipeline.sender.go_plain()
     assert lines_of(stream, 4.0) == [{**plain, "why": "ListShards: LimitExceededException: Rate exceeded"}]
-    assert "records go plain, at one shard's pace" in stream.blocked(1, 30.0, 4.0).reason
+    assert "records go plain, at one shard's pace" in stream.report.blocked(1, 30.0, 4.0).reason
     stream.pipeline.set_shard_map(ONE_LANE, 6.26)
     again = {"event": "records are aggregated again", "log_level": "info", "stream": "flights"}
     assert lines_of(stream, 6.26) == [{**again, "plain_seconds": 2.3}]
@@ -532,7 +532,7 @@ def test_after_a_reload_whoever_fits_is_let_in_at_once_and_whoever_never_will_is
     stream.reload(StreamSettings(queue_limit=400), 3.0)
     assert stream.settings == StreamSettings(queue_limit=400)
     assert owner.grants == 2
-    assert stream.status(3.0)["queue_limit_records"] == 400
+    assert stream.report.status(3.0)["queue_limit_records"] == 400
 
 
 def test_a_reload_that_changes_how_records_are_packed_is_refused() -> None:

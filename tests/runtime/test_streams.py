@@ -262,14 +262,14 @@ def test_streams_and_refusals_are_forgotten_that_nobody_uses_for_long() -> None:
             assert await names_at(61.0) == ["works", "open", "typo"]
             streams.open("late")
             assert await names_at(599.0) == ["works", "open", "typo", "late"]
-            assert [new.is_up, old.is_up, used.is_up] == [False] * 3
+            assert [new.report.is_up, old.report.is_up, used.report.is_up] == [False] * 3
             assert Watch.ended == []
             assert await names_at(601.0) == ["works", "open", "late"]
             assert Watch.ended == ["typo"]
             assert (new.pipeline.health.state, old.pipeline.health.state) == (HealthState.UNPROVEN, HealthState.WORKING)
             assert (used.pipeline.health.state, used.pipeline.health.code) == (HealthState.BROKEN, "ACCESS_DENIED")
             new.pipeline.health.looks_permanent("ACCESS_DENIED", "not allowed", 601.0)
-            assert not new.is_up, "the next row finds it refused once more"
+            assert not new.report.is_up, "the next row finds it refused once more"
             assert await names_at(719.0) == ["works", "open", "late"]
             assert await names_at(721.0) == ["works", "open"]
             assert await names_at(86_399.0) == ["works", "open"]
