@@ -180,7 +180,7 @@ class _Walk:
     async def run(self, records: int, warm_records: int) -> Cost:
         self.stream.pipeline.set_shard_map(shard_map(self.case.shards), self.loop.time())
         self.dispatcher = Dispatcher(_OnTheSpot(), 1)
-        self.dispatcher.add(self.stream, self)
+        self.dispatcher.carry(self.stream, self)
         stopped = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.dispatcher.run(stopped))

@@ -206,7 +206,7 @@ def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipel
     columns = _frame(record_bytes)
     for number in range(1, 5):
         layout = columns.layout
-        pipeline.budget.take(layout.records, layout.charge_bytes)
+        pipeline.budget.charge(layout.records, layout.charge_bytes)
         pipeline.submit(Frame(object(), number, _rows(columns), layout.charge_bytes), _NOW)
     pipeline.hasten()
     while (job := pipeline.take_job(_NOW)) is not None:

@@ -77,7 +77,7 @@ class NodeBudget:
 class QueueBudget:
     """The rows and charged bytes that a stream's queue holds, and their limits.
 
-    Only `take` and `release` change them.  Both raise AssertionError instead of passing a limit or falling below 0.
+    Only `charge` and `release` change them.  Both raise AssertionError instead of passing a limit or falling below 0.
     """
 
     def __init__(self, limit_records: int, limit_bytes: int, node: NodeBudget | None = None) -> None:
@@ -97,7 +97,7 @@ class QueueBudget:
             and self.used_bytes + charge_bytes <= self.limit_bytes * kept
         )
 
-    def take(self, records: int, charge_bytes: int) -> None:
+    def charge(self, records: int, charge_bytes: int) -> None:
         """Take room for a frame.  The caller has asked `fits` here and of the node in the same step."""
         if not self.fits(records, charge_bytes):
             raise AssertionError("admitted past the limit")
@@ -155,7 +155,7 @@ class NodeInFlight:
         """Whether a stream with nothing on its way may send one record that is larger than its room."""
         return self._shared_bytes <= self._limit_shared_bytes
 
-    def take(self, stream: object, bytes_: int) -> None:
+    def count_sent(self, stream: object, bytes_: int) -> None:
         """Count a request that is sent.
 
         The caller has asked `room` in the same step.  A request beyond it must be the stream's only one and have one
@@ -166,7 +166,7 @@ class NodeInFlight:
             raise AssertionError("sent past the node's limit")
         self._change(stream, bytes_)
 
-    def release(self, stream: object, bytes_: int) -> None:
+    def count_ended(self, stream: object, bytes_: int) -> None:
         """Release the bytes of a request that has ended."""
         self._change(stream, -bytes_)
 

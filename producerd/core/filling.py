@@ -84,7 +84,7 @@ class Filling:
 
     # ---- frames
 
-    def add(self, frame: Frame, now: float, largest_bytes: int) -> None:
+    def add_frame(self, frame: Frame, now: float, largest_bytes: int) -> None:
         """Add an accepted frame.  Seal the batch if one more such frame would make it too large.
 
         The bounds are a quarter of the queue's limits, and ``largest_bytes`` or a MiB.  The last frame of a batch may
@@ -157,13 +157,15 @@ class Filling:
                 return frames
         return []
 
-    def begin(self, frames: list[Frame], shard_map: ShardMap, seed: int) -> SortJob:
+    def begin_sorting(self, frames: list[Frame], shard_map: ShardMap, seed: int) -> SortJob:
         """Make a sort job of a batch that `next_batch` returned."""
         job = SortJob(frames, shard_map, seed)
         self._jobs.append(job)
         return job
 
-    def end(self, job: SortJob, results: Sequence[tuple[Sequence[Frame], SortedRows | None]]) -> Iterator[SortJob]:
+    def sorting_ended(
+        self, job: SortJob, results: Sequence[tuple[Sequence[Frame], SortedRows | None]]
+    ) -> Iterator[SortJob]:
         """Note that a job is sorted.  Yield the jobs that end with it, in the order in which they began."""
         job.results = results
         while self._jobs and self._jobs[0].results is not None:

@@ -268,7 +268,7 @@ class AdmissionGate:
         member.taken_records -= records
         member.taken_bytes -= charge_bytes
 
-    def close(self, refusal: Refusal, now: float) -> None:
+    def refuse_all(self, refusal: Refusal, now: float) -> None:
         """Refuse every waiting and every later ticket."""
         self._closed = refusal
         for ticket in self._all_waiting():
@@ -422,7 +422,7 @@ class AdmissionGate:
 
     def _grant(self, ticket: Ticket, now: float) -> None:
         charge = ticket.layout.charge_bytes
-        self.budget.take(ticket.layout.records, charge)
+        self.budget.charge(ticket.layout.records, charge)
         self._unreceived_bytes += charge
         uid = ticket.member.uid
         self._unreceived_of[uid] += charge
@@ -435,7 +435,7 @@ class AdmissionGate:
         self._take_out(ticket)
         ticket.granted = True
         if now > ticket.since:
-            self.wait_seconds.add(now - ticket.since)
+            self.wait_seconds.observe(now - ticket.since)
         ticket.member.caller.granted(ticket)
 
     def _refuse(self, ticket: Ticket, refusal: Refusal) -> None:

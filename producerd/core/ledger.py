@@ -50,15 +50,15 @@ class Ledger:
         self._failed_sessions: dict[object, None] = {}  # failed sessions that are still there
         self._finished: list[Frame] = []
 
-    def drain(self) -> None:
+    def return_new_frames(self) -> None:
         """Return frames that are accepted from now on to their sessions, because the daemon stops."""
         self.draining = True
 
     # ---- frames come and go
 
-    def accept(self, frame: Frame, now: float, ttl_seconds: float) -> None:
+    def accept_frame(self, frame: Frame, now: float, ttl_seconds: float) -> None:
         """Accept a frame.  Rows of it that have ended already, which are the bad ones, are not counted."""
-        frame.accept(now, ttl_seconds)
+        frame.set_accepted(now, ttl_seconds)
         self.budget.release(frame.records - frame.unsettled, 0)
         self.stats.accepted(frame.unsettled, frame.charge_bytes)
         self.frames[frame] = None
@@ -194,17 +194,17 @@ class Ledger:
         stored: dict[Job, list[slice]] = {}
         for job, first, last in runs_of(spans):
             where = slice(first, last)
-            job.settle(first, last)
+            job.settle_rows(first, last)
             self._count_copies(job, where)
             stored.setdefault(job, []).append(where)
         # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
             for frame, records in job.records_by_frame(*runs):
-                self.stats.delivery_seconds.add(now - frame.accepted_at, records)
+                self.stats.delivery_seconds.observe(now - frame.accepted_at, records)
                 frame.store(records)
                 self._finish(frame)
         for span in spans:
-            self.stats.attempts.add(span.attempts + 1, span.last - span.first)
+            self.stats.attempts.observe(span.attempts + 1, span.last - span.first)
         self.stats.delivered(records_of(spans), sum([span.bytes for span in spans]), now)
         self._release(spans)
 
@@ -220,15 +220,15 @@ class Ledger:
         for frame, records in job.records_by_frame(np.flatnonzero(maybe) + where.start):
             frame.add_copies(records)
 
-    def end(self, span: Span, end: RowEnd) -> None:
+    def end_rows(self, span: Span, end: RowEnd) -> None:
         """End rows of a request in another way than STORED."""
         job, where = span.job, slice(span.first, span.last)
-        job.settle(span.first, span.last)
+        job.settle_rows(span.first, span.last)
         self.stats.failed_records[end.code] += span.records
         maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
         for chosen, row_end in _by_maybe(end, maybe, np.arange(span.first, span.last)):
             for frame, rows in job.frames_of(chosen):
-                frame.end(rows, row_end)
+                frame.note_end(rows, row_end)
                 self._finish(frame)
         self._release([span])
         if self._keeps_order:
@@ -285,7 +285,7 @@ class Ledger:
             rows = job.rows_of(frame, positions)
             maybe = job.maybe_stored[positions] if job.maybe_stored is not None else None
             for chosen, row_end in _by_maybe(end, maybe, rows):
-                frame.end(chosen, row_end)
+                frame.note_end(chosen, row_end)
         self._finish(frame)
 
     def _end_unsorted(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
@@ -295,7 +295,7 @@ class Ledger:
         if end is None:
             frame.drop(records)
         else:
-            frame.end(frame.open_rows(), end)
+            frame.note_end(frame.open_rows(), end)
         self._finish(frame)
 
     def _count_end(self, records: int, end: RowEnd | None, reason: str) -> None:
@@ -326,7 +326,7 @@ class Ledger:
                     del self._expiring[frame.ttl_seconds]
             if self.flushings:
                 for flushing in self.flushings:
-                    flushing.finished(frame)
+                    flushing.frame_finished(frame)
             self.budget.release(0, FRAME_CHARGE_BYTES)
             if frame.owner is not None:
                 self._finished.append(frame)

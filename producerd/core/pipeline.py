@@ -145,7 +145,7 @@ class Pipeline:
         if (end := self.map_missing(now)) is not None:
             return end
         if not self.health.admits(now, patient=patient, probes=probes and not self.ledger.has_failed(owner)):
-            return self.health.end
+            return self.health.row_end
         return None
 
     def map_missing(self, now: float) -> RowEnd | None:
@@ -202,14 +202,14 @@ class Pipeline:
     def submit(self, frame: Frame, now: float) -> None:
         """Accept a whole frame that the gate has granted.  Bad rows, which have ended already, are not accepted."""
         self._idle_since = None
-        self.ledger.accept(frame, now, self.rules.record_ttl_seconds)
+        self.ledger.accept_frame(frame, now, self.rules.record_ttl_seconds)
         if self.shard_map is None:
             self.known.want()
         if frame.withdrawn_from == 0:
             return
-        self._filling.add(frame, now, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
+        self._filling.add_frame(frame, now, len(self.sender.lanes.map) * self.rules.entries.aggregate_max_bytes)
 
-    def refused(self, owner: object) -> None:
+    def frame_refused(self, owner: object) -> None:
         """Note that a frame of this owner was refused for its bad rows.  With ``per_key`` its later rows fail, too."""
         self.ledger.fail_session(owner)
 
@@ -255,12 +255,12 @@ class Pipeline:
         """Let nothing linger from now on, so that the queue empties.  This includes frames accepted later."""
         self._filling.hasten()
 
-    def drain(self) -> None:
+    def return_rows(self) -> None:
         """Return to their owners the rows that are in no request, because the daemon stops.
 
         Send rows without an owner.
         """
-        self.ledger.drain()
+        self.ledger.return_new_frames()
         self.sender.resume()
         for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
             self.ledger.withdraw(frame, RETURNED, "returned")
@@ -268,7 +268,7 @@ class Pipeline:
 
     def abandon(self) -> int:
         """End every row at the deadline, when nothing is in flight.  Return how many had no caller to return to."""
-        self.ledger.drain()
+        self.ledger.return_new_frames()
         orphans = self.records_without_caller
         for frame in list(self.ledger.frames):
             self.ledger.withdraw(frame, RETURNED, "returned" if frame.owner is not None else "abandoned")
@@ -293,14 +293,14 @@ class Pipeline:
         if not (frames := filling.next_batch(plain=self.goes_plain)):
             return None
         self.ledger.sort(frames)
-        return filling.begin(frames, shard_map, self._random.getrandbits(63))
+        return filling.begin_sorting(frames, shard_map, self._random.getrandbits(63))
 
     def sorted(self, job: SortJob, results: Sequence[tuple[Sequence[Frame], SortedRows | None]]) -> None:
         """Take a sorted job, whole or in parts.  Lanes get jobs in their order.
 
         A part that could not be sorted is None.
         """
-        for ended in self._filling.end(job, results):
+        for ended in self._filling.sorting_ended(job, results):
             for frames, rows in ended.results or ():
                 if rows is not None:
                     self.ledger.sorted(rows.job)

@@ -50,12 +50,12 @@ class Histogram:
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
-    def add(self, value: float, times: int = 1) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         """Add a value this many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def add_each(self, values: npt.NDArray[np.integer[Any]]) -> None:
+    def observe_each(self, values: npt.NDArray[np.integer[Any]]) -> None:
         """Add each of these values once."""
         for place, times in enumerate(np.bincount(np.searchsorted(self._array, values)).tolist()):
             self.counts[place] += times
@@ -127,7 +127,7 @@ class StreamStats:
         """Count entries that were stored in another shard than their lane's."""
         self.shard_mispredictions += entries
 
-    def failed(self, error: str) -> None:
+    def note_error(self, error: str) -> None:
         """Note why Kinesis refused entries or a request, or did not answer."""
         self.last_error = error
 
@@ -141,12 +141,12 @@ class StreamStats:
         ``row_ends``: for each entry the number of rows up to its end.  ``split``: rows were split into several entries.
         """
         entries = len(row_ends)
-        self.request_seconds.add(seconds)
-        self.request_bytes.add(body_bytes)
-        self.request_records.add(entries)
+        self.request_seconds.observe(seconds)
+        self.request_bytes.observe(body_bytes)
+        self.request_records.observe(entries)
         if row_ends[-1] == entries and not split:
-            self.user_records.add(1, entries)
+            self.user_records.observe(1, entries)
         else:
             records = row_ends.copy()
             records[1:] -= row_ends[:-1]
-            self.user_records.add_each(records)
+            self.user_records.observe_each(records)

@@ -218,7 +218,7 @@ class Daemon:
             receive(ServiceAnswer(Service.FAILED, Code.DRAINING, "the daemon stops"))
 
     def failed(self, error: Exception) -> None:
-        self._dispatcher.failed(error)
+        self._dispatcher.fail_loudly(error)
 
     def ended(self, session: Session) -> None:
         self._connections.forget(session)
@@ -353,7 +353,7 @@ class Daemon:
             session.drain(seconds + emptying_seconds)
         now = self._loop.time()
         for stream in self._streams:
-            stream.gate.close(Refusal(Code.DRAINING, "the daemon stops"), now)
+            stream.gate.refuse_all(Refusal(Code.DRAINING, "the daemon stops"), now)
         if emptying_seconds:
             for stream in self._streams:
                 stream.hasten(now)
@@ -363,7 +363,7 @@ class Daemon:
             if not self._hurried.is_set():  # a second signal, maybe in the loop's same turn, ends every step
                 self._quiet.clear()
         for stream in self._streams:
-            stream.drain()
+            stream.return_rows()
         if not await self._quiet_within(asyncio.timeout(seconds)):
             log.warning("the deadline of draining has passed", seconds=seconds)
         await self._dispatcher.give_up()

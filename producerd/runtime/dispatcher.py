@@ -47,7 +47,7 @@ R = TypeVar("R")
 class Dispatcher:
     """The carrier of the work of the node's streams, which completes each piece exactly once.
 
-    `add` gives it a stream and the stream's way to Kinesis.  It looks at a stream after each `look_at`.  It calls
+    `carry` gives it a stream and the stream's way to Kinesis.  It looks at a stream after each `look_at`.  It calls
     ``settled`` each time that streams have settled.
     """
 
@@ -89,7 +89,7 @@ class Dispatcher:
         if self._sending or self._sorting:
             await asyncio.wait(self._sending | self._sorting)
 
-    def add(self, stream: Stream, kinesis: Kinesis) -> None:
+    def carry(self, stream: Stream, kinesis: Kinesis) -> None:
         """Carry this stream's work to Kinesis from now on."""
         self._kinesis[stream] = kinesis
         self.look_at(stream)
@@ -122,9 +122,9 @@ class Dispatcher:
         try:
             self._look_at_all()
         except Exception as error:
-            self.failed(error)
+            self.fail_loudly(error)
 
-    def failed(self, error: Exception) -> None:
+    def fail_loudly(self, error: Exception) -> None:
         """End the daemon loudly, because an owner of state has failed.  It must not run on half broken."""
         self._spawn(_raise(error), set())
 

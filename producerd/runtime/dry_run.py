@@ -214,7 +214,7 @@ class DryRun(Stream):
     def _add(self, sizes: I32) -> None:
         self._rows += len(sizes)
         self._units += _units(sizes)
-        self._sizes.add_each(sizes)
+        self._sizes.observe_each(sizes)
 
 
 def _units(sizes: I32) -> int:

@@ -185,7 +185,7 @@ class LoopLag:
         due = time.monotonic() + LAG_LOOK_SECONDS  # loop.time() stands still while a callback runs
 
         def look() -> None:
-            self.seconds.add(max(0.0, time.monotonic() - due))
+            self.seconds.observe(max(0.0, time.monotonic() - due))
             self.watch(loop)
 
         self._timer = loop.call_later(LAG_LOOK_SECONDS, look)

@@ -27,7 +27,7 @@ class Outage:
         self._began: float | None = None
         self._times = 0
 
-    def failed(self, code: str, message: str, request_id: str = "") -> None:
+    def try_failed(self, code: str, message: str, request_id: str = "") -> None:
         """Log a failed try: the first one at WARNING, and its repeats at DEBUG."""
         began = self._began is None
         if began:

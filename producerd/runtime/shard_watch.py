@@ -95,7 +95,7 @@ class ShardWatch:
 
     def _not_read(self, failed: RequestFailed, now: float) -> None:
         code, request_id = failed.code, failed.request_id
-        self._listing.failed(code, failed.message, request_id)
+        self._listing.try_failed(code, failed.message, request_id)
         self._missing |= meaning_of(code).code == Code.STREAM_NOT_FOUND  # the next of that name is a different stream
         self._stream.shards_not_read(
             code, failed.message, now, wrong_endpoint=failed.wrong_endpoint, request_id=request_id
@@ -117,11 +117,11 @@ class ShardWatch:
         summary = await self._kinesis.describe_stream_summary(self._stream.address)
         self._summary_tried.set()
         if isinstance(summary, RequestFailed):
-            self._describing.failed(summary.code, summary.message, summary.request_id)
+            self._describing.try_failed(summary.code, summary.message, summary.request_id)
             answered = summary.code not in UNANSWERED
             if answered:
                 self._stream.service_answered(_now())
-            return self._summaries.failed(answered=answered)
+            return self._summaries.summary_failed(answered=answered)
         self._describing.ended()
         self._learn(summary)
         self._stream.service_answered(_now())

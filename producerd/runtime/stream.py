@@ -177,7 +177,7 @@ class Stream:
             self.pipeline.submit(frame, now)
         else:
             if not frame.takes_good:
-                self.pipeline.refused(frame.owner)
+                self.pipeline.frame_refused(frame.owner)
             self.budget.release(frame.records, frame.charge_bytes)
         self._touched(self)
         return accepted
@@ -276,9 +276,9 @@ class Stream:
         self.pipeline.hasten()
         self._touched(self)
 
-    def drain(self) -> None:
-        """Return or send the rows, because the daemon stops.  See `Pipeline.drain`."""
-        self.pipeline.drain()
+    def return_rows(self) -> None:
+        """Return or send the rows, because the daemon stops.  See `Pipeline.return_rows`."""
+        self.pipeline.return_rows()
         self._touched(self)
 
     # ---- the operator

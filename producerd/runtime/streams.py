@@ -121,7 +121,7 @@ class Streams:
             raise Refused(f"{message}: run fewer tasks at a time", code=Code.STREAM_LIMIT)
         limits = node.max_frame_bytes, node.max_frame_records
         dry_run = DryRun(stream, *limits, self.budget, self.in_flight, touched=self._dispatcher.look_at)
-        self._dispatcher.add(dry_run, dry_run)
+        self._dispatcher.carry(dry_run, dry_run)
         self._dry_runs[dry_run] = self._tasks.create_task(self._end(dry_run))
         self._share()
         dry_run.begin(asyncio.get_running_loop().time())
@@ -186,7 +186,7 @@ class Streams:
         calls = SparingCalls(kinesis, self._allowance, lambda: {*stream.users, uid}, partial(self._is_known, stream))
         self._askings[stream] = Asking(stream, calls, self._tasks)
         self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
-        self._dispatcher.add(stream, kinesis)
+        self._dispatcher.carry(stream, kinesis)
         return stream
 
     async def _end(self, dry_run: DryRun) -> None:

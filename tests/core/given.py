@@ -48,7 +48,7 @@ class Service:
         assert take_good or not rows.bad
         desk.ids += 1
         charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(payloads) + len(rows.keys) + len(rows.data)
-        desk.budget.take(len(payloads), charge)
+        desk.budget.charge(len(payloads), charge)
         frame = Frame(owner, desk.ids, rows, charge, takes_good=take_good)
         frame.end_bad_rows()
         desk.pipeline.submit(frame, desk.now)

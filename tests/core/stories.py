@@ -106,7 +106,7 @@ class Desk:
         checked = rows_of(list(rows))
         charge = FRAME_CHARGE_BYTES + RECORD_CHARGE_BYTES * len(rows)
         charge += len(checked.keys) + len(checked.data) + len(checked.hash_keys or b"")
-        self.budget.take(len(rows), charge)
+        self.budget.charge(len(rows), charge)
         frame = Frame(owner, self.ids, checked, charge, patient=patient, takes_good=takes_good)
         frame.end_bad_rows()
         self.pipeline.submit(frame, self.now)
@@ -256,7 +256,7 @@ class Desk:
         """As after many answers in time: all requests that the rules allow may be in flight."""
         window = self.pipeline.sender.in_flight.window
         while window.size < window.most:
-            window.answered(0.02, 6.0)
+            window.measure(0.02, 6.0)
 
 
 class Sent:

@@ -19,12 +19,12 @@ def test_a_limit_may_be_reached_and_not_passed_in_records_or_bytes() -> None:
     assert budget.fits(10, 1_000)
     assert not budget.fits(11, 1)
     assert not budget.fits(1, 1_001)
-    budget.take(10, 400)
+    budget.charge(10, 400)
     assert not budget.fits(1, 1)
     budget.release(1, 0)
     assert budget.fits(1, 600)
     assert not budget.fits(1, 601)
-    budget.take(1, 100)
+    budget.charge(1, 100)
     budget.release(10, 500)
     assert (budget.peak_records, budget.peak_bytes) == (10, 500)
 
@@ -33,10 +33,10 @@ def test_taking_past_a_limit_and_releasing_what_was_not_taken_are_refused_loudly
     budget = QueueBudget(10, 1_000)
     for records, charge in ((11, 1), (1, 1_001)):
         with pytest.raises(AssertionError, match="past the limit"):
-            budget.take(records, charge)
+            budget.charge(records, charge)
     assert (budget.used_records, budget.used_bytes) == (0, 0)
     with pytest.raises(AssertionError, match="past the node's limit"):
-        QueueBudget(10, 1_000, NodeBudget(500, 0)).take(1, 501)
+        QueueBudget(10, 1_000, NodeBudget(500, 0)).charge(1, 501)
     for records, charge in ((1, 0), (0, 1)):
         budget = QueueBudget(10, 1_000)
         with pytest.raises(AssertionError, match="more than was taken"):
@@ -52,7 +52,7 @@ def test_a_share_can_be_kept_free_of_each_limit() -> None:
 
 def test_after_a_limit_was_lowered_use_only_falls() -> None:
     budget = QueueBudget(10, 1_000)
-    budget.take(8, 800)
+    budget.charge(8, 800)
     budget.set_limits(4, 400)
     assert not budget.fits(0, 1)
     assert not budget.fits(1, 0)
@@ -77,7 +77,7 @@ def streams_of(node: NodeBudget, count: int) -> list[QueueBudget]:
 def test_a_node_reports_room_that_came_free_once() -> None:
     node = NodeBudget(1_000, 200)
     stream, other = streams_of(node, 2)
-    stream.take(2, 200)
+    stream.charge(2, 200)
     stream.release(1, 0)
     assert not node.take_freed(), "a row that settles frees no bytes"
     node.want(other, 500)
@@ -131,7 +131,7 @@ def test_any_use_of_a_node_keeps_its_limit_and_what_the_others_claim(
             node.join(streams[leaver % count])
             joined.add(streams[leaver % count])
         if charge <= most(stream):
-            stream.take(1, charge)
+            stream.charge(1, charge)
             taken.append((stream, charge))
             assert node.used_bytes <= node.limit_bytes
         elif taken and bytes_ % 2:
@@ -148,14 +148,14 @@ def test_any_use_of_a_node_keeps_its_limit_and_what_the_others_claim(
 
 def test_sending_past_the_nodes_limit_and_releasing_what_was_not_sent_are_refused_loudly() -> None:
     node = NodeInFlight(1_000, 100)
-    node.take("stream", 500)
+    node.count_sent("stream", 500)
     with pytest.raises(AssertionError, match="past the node's limit"):
-        node.take("stream", 101)
-    node.take("another with one large record", 700)
+        node.count_sent("stream", 101)
+    node.count_sent("another with one large record", 700)
     with pytest.raises(AssertionError, match="past the node's limit"):
-        node.take("a third with one more", 700)
+        node.count_sent("a third with one more", 700)
     with pytest.raises(AssertionError, match="more than was sent"):
-        node.release("stream", 501)
+        node.count_ended("stream", 501)
 
 
 @settings(max_examples=60)
@@ -179,10 +179,10 @@ def test_any_use_of_what_may_be_on_its_way_shares_half_of_the_limit_and_leaves_e
             node.set_limits(limits[1], limits[1] // (2 * count))
         larger = bytes_ > 600 and not used(stream) and node.takes_larger
         if larger or bytes_ <= node.room(stream):
-            node.take(stream, size := bytes_ * (5 if larger else 1))
+            node.count_sent(stream, size := bytes_ * (5 if larger else 1))
             sent.append((stream, size))
         elif sent:
-            node.release(*sent.pop(victim % len(sent)))
+            node.count_ended(*sent.pop(victim % len(sent)))
         assert (node.used_bytes, node.limit_bytes) == (sum(size for _, size in sent), limits[number >= 20])
         shared = node.limit_bytes - node.limit_bytes // 2
         assert node.takes_larger == (sum(map(beyond_floor, range(count))) <= shared)

@@ -99,7 +99,7 @@ def test_a_queue_that_is_emptied_lets_nothing_linger_nor_what_comes_meanwhile() 
 def test_of_a_stream_that_stops_nothing_lingers_and_what_comes_late_is_not_gathered() -> None:
     desk = Desk(linger_seconds=3_600.0)
     desk.submit(1, owner=None)
-    desk.pipeline.drain()
+    desk.pipeline.return_rows()
     assert desk.stats.flushes == {"drain": 1}
     assert len(desk.job().frames) == 1
     late = desk.submit(2, owner="here")

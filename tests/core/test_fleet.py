@@ -206,7 +206,7 @@ class StartingNode(Node):
     def _described(self, status: int, _: bytes) -> None:
         self.pipeline.service_answered(self.service.now)
         self.knows_summary |= status == 200
-        seconds = self._summaries.succeeded() if status == 200 else self._summaries.failed()
+        seconds = self._summaries.succeeded() if status == 200 else self._summaries.summary_failed()
         self.service.after(seconds, self._describe)
         self._read_shards()
 

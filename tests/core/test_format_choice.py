@@ -135,7 +135,7 @@ def test_part_of_the_rows_shows_nothing_of_the_others() -> None:
     first = desk.put([(b"k", b"x" * 9_999, None)] * 9)
     assert len(first.data) == 9
     first.fail(REFUSAL)
-    node.take(other, node.room(other))
+    node.count_sent(other, node.room(other))
     part = desk.send()
     assert (len(part.data), part.format) == (3, "cbor")
     part.stored()

@@ -53,7 +53,7 @@ def test_an_acknowledgement_names_each_row_that_is_not_stored_and_its_code(
         if end is None:
             frame.store(size)
         else:
-            frame.end(rows(*part), end)
+            frame.note_end(rows(*part), end)
             expected.update(dict.fromkeys(part, end))
     assert frame.finished
     ack = on_the_wire(frame.result())
@@ -131,8 +131,8 @@ def test_messages_beyond_the_code_table_are_folded_and_outcomes_and_codes_are_ke
     records = 2_000
     frame = a_frame(records + 1)
     for row in range(records):
-        frame.end(rows(row), RowEnd(OUTCOMES[row % 3], f"C{row % 7}", f"message {row}", row % 2 == 0))
-    frame.end(rows(records), RowEnd(OUTCOMES[0], "C0", "message 0", True))
+        frame.note_end(rows(row), RowEnd(OUTCOMES[row % 3], f"C{row % 7}", f"message {row}", row % 2 == 0))
+    frame.note_end(rows(records), RowEnd(OUTCOMES[0], "C0", "message 0", True))
     result = frame.result()
     assert len(result.codes) <= MAX_CODES
     found = dict(on_the_wire(result).failed_rows())
@@ -147,10 +147,10 @@ def test_even_more_codes_than_lines_fit_the_table_and_outcomes_are_kept() -> Non
     records = 3_000
     frame = a_frame(records + 1)
     for row in range(records):
-        frame.end(
+        frame.note_end(
             rows(row), RowEnd(OUTCOMES[row % 3], f"C{row}", f"message {row}", row // 3 % 2 == 0, row // 6 % 2 == 0)
         )
-    frame.end(rows(records), RowEnd(OUTCOMES[0], "C150", "another message", True))
+    frame.note_end(rows(records), RowEnd(OUTCOMES[0], "C150", "another message", True))
     result = frame.result()
     assert len(result.codes) == MAX_CODES
     found = dict(on_the_wire(result).failed_rows())

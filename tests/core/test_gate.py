@@ -140,7 +140,7 @@ def test_a_caller_may_cancel_leave_or_ask_while_another_one_is_answered() -> Non
     first.ask(12_000, 2)
     second.ask(12_000, 2)
     first.when_told = second.vanish
-    gate.close(DRAINS, 0.0)
+    gate.refuse_all(DRAINS, 0.0)
     assert first.refusals[2].code == Code.DRAINING
     assert not gate.wants_room()
     granted, other = GateCaller(gate := make_gate()), GateCaller(gate)
@@ -196,7 +196,7 @@ def test_no_caller_waits_behind_a_queue_that_outlasts_a_stream_which_takes_nothi
     gate = make_gate(limit_bytes=20_000, refuses=refuses)
     fresh, resumed = GateCaller(gate), GateCaller(gate)
     resumed.member = gate.join(resumed, patient=True)
-    gate.budget.take(1, 18_000)
+    gate.budget.charge(1, 18_000)
     fresh.ask(4_000)
     resumed.ask(4_000)
     assert (fresh.refusals, fresh.grants) == ({}, [])
@@ -231,7 +231,7 @@ def test_a_closed_gate_lets_no_caller_in_and_tells_each_that_waits() -> None:
     holder, waits = GateCaller(gate), GateCaller(gate)
     holder.take(18_000)
     waits.ask(4_000)
-    gate.close(DRAINS, 5.0)
+    gate.refuse_all(DRAINS, 5.0)
     assert gate.active_seconds(9.0) == 5.0, "no caller waits any more"
     holder.ask(1_100)
     assert [caller.refusals[caller.ids].code for caller in (waits, holder)] == [Code.DRAINING] * 2
@@ -279,7 +279,7 @@ def test_who_is_gone_or_refused_wants_nothing_of_the_node_any_more(end: str) -> 
     if end == "vanish":
         other.vanish()
     elif end == "close":
-        second.close(DRAINS, 1.0)
+        second.refuse_all(DRAINS, 1.0)
     else:
         other.cancel(1)
     assert node.wanted_by == {}

@@ -78,7 +78,7 @@ class Line:
     def __init__(self, *rows: int, shard_map: ShardMap | None = None, **rules: Any) -> None:
         self.rules: EntryRules = make_rules(**rules).entries
         self.lanes = Lanes(self.rules, HandSetPacer)
-        self.lanes.learn(shard_map or even_map(len(rows)))
+        self.lanes.follow_map(shard_map or even_map(len(rows)))
         for shard, count in enumerate(rows):
             if count:
                 self.fill(shard, count)
@@ -112,10 +112,10 @@ class Line:
 
     def try_take(self, now: float = 0.0, bytes_left: int = ANY, **options: bool) -> Request | None:
         """As the sender takes it."""
-        taken = self.lanes.take(now, bytes_left, **options)
+        taken = self.lanes.take_for_request(now, bytes_left, **options)
         request = Request(taken, self.lanes.map) if taken is not None else None
         for lane in request.lanes if request is not None else ():
-            lane.sent()
+            lane.request_began()
         return request
 
     def take(self, now: float = 0.0, bytes_left: int = ANY, **options: bool) -> Request:
@@ -133,7 +133,7 @@ class Line:
 
     def end(self, request: Request) -> None:
         for lane in request.lanes:
-            lane.ended()
+            lane.request_left()
         self.lanes.released(request.lanes)
 
 
@@ -214,7 +214,7 @@ def test_lanes_that_wait_for_an_answer_are_not_looked_at_before_it() -> None:
 
 def test_a_lane_that_holds_off_delays_no_other() -> None:
     line = Line(5, 5, 5)
-    line.lane(0).hold(10.0)
+    line.lane(0).wait_until(10.0)
     assert line.shards(now=1.0) == [1, 2]
     assert line.try_take(now=9.9) is None
     assert line.shards(now=10.0) == [0]
@@ -255,7 +255,7 @@ def test_after_time_outs_a_lane_s_requests_are_smaller_down_to_one_row() -> None
 
 
 def test_a_request_has_no_more_bytes_than_there_is_room_for() -> None:
-    taken = Line(10).lanes.take(0.0, ANY, request_bytes=3 * 51)
+    taken = Line(10).lanes.take_for_request(0.0, ANY, request_bytes=3 * 51)
     assert taken is not None
     assert (taken.bytes, taken.entries, taken.max_bytes) == (3 * 51, 3, 3 * 51)
     assert Line(10, request_max_bytes=3 * 51).take().bytes == 3 * 51
@@ -426,8 +426,8 @@ def test_rows_that_are_sent_in_another_way_share_no_request(odd: dict[str, Any],
 
 def test_of_several_holds_the_latest_counts_and_of_several_waits_for_a_map_the_soonest() -> None:
     lane = Line(1).lane(0)
-    lane.hold(5.5)
-    lane.hold(5.2)
+    lane.wait_until(5.5)
+    lane.wait_until(5.2)
     assert lane.ready_at(5.0) == 5.5
     lane.await_map(7.5)
     lane.await_map(9.5)
@@ -448,7 +448,7 @@ def test_a_lane_is_paced_while_one_of_its_buckets_is_less_than_half_full(of: str
 def test_a_number_that_fell_is_the_one_that_later_numbers_are_compared_with() -> None:
     """A shard of a stream that was made again begins at lower numbers.  An answer that was overtaken is none."""
     lane = Lane(MERGED.shards[0], None)
-    read = [(lane.read(*numbers), lane.sequence) for numbers in ((10, 0), (7, 0), (5, 10), (0, 5), (1, 5))]
+    read = [(lane.sequence_seen(*numbers), lane.sequence) for numbers in ((10, 0), (7, 0), (5, 10), (0, 5), (1, 5))]
     assert read == [(False, 10), (False, 10), (True, 5), (False, 5), (True, 1)]
 
 
@@ -556,14 +556,14 @@ def test_rows_that_ended_and_hold_no_memory_any_more_survive_a_new_map(when: str
         result.job.end_queued(np.arange(20))
 
     if when == "while they were sorted":
-        line.lanes.learn(HALVES)
+        line.lanes.follow_map(HALVES)
         end_all()
         line.lanes.append(even_map(1), result.spans)
     else:
         line.lanes.append(even_map(1), result.spans)
         request = line.take() if when == "in a request" else None
         end_all()
-        line.lanes.learn(HALVES)
+        line.lanes.follow_map(HALVES)
         if request is not None:
             line.end(request)
             line.lanes.put_back(request.pieces)
@@ -574,7 +574,7 @@ def test_rows_that_ended_and_hold_no_memory_any_more_survive_a_new_map(when: str
 def test_a_lane_whose_shard_stays_keeps_its_pace_and_its_place() -> None:
     line = Line(5, 5)
     kept, (low, high) = line.lane(1), line.lanes.map.shards
-    line.lanes.learn(ShardMap([Shard("a", 0, low.end // 2), Shard("b", low.end // 2 + 1, low.end), high]))
+    line.lanes.follow_map(ShardMap([Shard("a", 0, low.end // 2), Shard("b", low.end // 2 + 1, low.end), high]))
     assert line.lane(1) is kept
     assert kept.queued == 5
     assert line.shards()[0] == 1, "the longest-waiting"
@@ -601,7 +601,7 @@ def test_a_merged_shard_waits_for_rows_that_its_parents_have_set_aside() -> None
     request = line.take()
     first = request.lanes[0]
     first.put_aside()
-    line.lanes.learn(MERGED)
+    line.lanes.follow_map(MERGED)
     line.end(request)
     assert line.try_take() is None
     first.take_up()
@@ -613,7 +613,7 @@ def test_a_child_goes_on_when_its_parent_s_request_ends_also_if_another_shard_sh
     line = Line(2, 2, per_key=True)
     request = line.take()
     low, high = line.lanes.map.shards
-    line.lanes.learn(ShardMap([Shard("a", 0, 9), Shard("b", 10, low.end), high]))
+    line.lanes.follow_map(ShardMap([Shard("a", 0, 9), Shard("b", 10, low.end), high]))
     assert line.try_take() is None
     line.end(request)
     assert sorted(map(str, line.shards())) == ["1", "a"]
@@ -627,7 +627,9 @@ def test_an_answer_lists_no_lane_but_those_that_waited_for_it() -> None:
     assert [len(found) for found in requests.values()] == [3, 1, MAX_REQUESTS_PER_LANE]
     closed = line.lane(0)
     halves = even_map(6).shards[:2]
-    line.lanes.learn(ShardMap([*[Shard(f"half {s.start}", s.start, s.end) for s in halves], *even_map(3).shards[1:]]))
+    line.lanes.follow_map(
+        ShardMap([*[Shard(f"half {s.start}", s.start, s.end) for s in halves], *even_map(3).shards[1:]])
+    )
     for shard in (1, 0, 0):
         line.end(requests[shard].pop())
         assert not line.is_in_line(), "the last one has its rows on their way"
@@ -749,7 +751,7 @@ def test_what_a_lane_waits_for_is_named() -> None:
     lane.await_map(8.0)
     assert [waits_for(now) for now in (7.9, 8.0)] == ["shard map", ""]
     for _ in range(MAX_REQUESTS_PER_LANE):
-        lane.sent()
+        lane.request_began()
     assert [waits_for(now) for now in (7.9, 8.0)] == ["shard map", "answers"]
     lane.take_all()
     assert waits_for(7.9) == ""

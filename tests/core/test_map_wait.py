@@ -564,8 +564,8 @@ def test_a_stream_made_again_whose_list_fails_for_now_gets_plain_records() -> No
 def test_while_the_stream_itself_fails_its_health_decides(code: str) -> None:
     wait = MapWait(aggregates=True)
     wait.begin(1.0, 10.0)
-    wait.failed(code, "no", 2.0)
+    wait.reading_failed(code, "no", 2.0)
     assert (wait.ends_at, wait.denied) == (float("inf"), False)
-    wait.failed("InternalFailure", "for now", 3.0)
+    wait.reading_failed("InternalFailure", "for now", 3.0)
     # A failure of our own credentials is not an answer of the service.
     assert wait.ends_at == (13.0 if code in UNANSWERED else 12.0)

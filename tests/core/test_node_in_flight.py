@@ -113,7 +113,7 @@ def test_one_record_larger_than_a_stream_s_room_is_on_its_way_in_the_whole_node(
 
 def test_a_larger_record_that_waits_for_another_stream_s_holds_up_no_other_lane() -> None:
     node = NodeInFlight(8 * FLOOR, FLOOR)
-    node.take("another", 9 * FLOOR)
+    node.count_sent("another", 9 * FLOOR)
     (desk,) = desks(1, node)
     frame = desk.queue([(b"k", b"x" * 150_000, b"0"), *[(b"k", b"small", b"%d" % 2**127)] * 10])
     small = desk.send()
@@ -121,14 +121,14 @@ def test_a_larger_record_that_waits_for_another_stream_s_holds_up_no_other_lane(
     assert desk.try_send() is None
     small.stored_as_predicted()
     assert desk.try_send() is None
-    node.release("another", 9 * FLOOR)
+    node.count_ended("another", 9 * FLOOR)
     desk.send().stored_as_predicted()
     assert desk.finished() == [frame]
 
 
 def test_a_larger_record_that_waits_for_another_stream_s_expires_in_time() -> None:
     node = NodeInFlight(8 * FLOOR, FLOOR)
-    node.take("another", 9 * FLOOR)
+    node.count_sent("another", 9 * FLOOR)
     (desk,) = desks(1, node, record_ttl_seconds=5.0)
     frame = desk.queue([(b"k", b"x" * 150_000, None)])
     assert desk.try_send() is None
@@ -146,13 +146,13 @@ def test_a_larger_record_in_a_refused_request_waits_for_another_stream_s() -> No
     frame = desk.queue([(b"k", b"large" * 120_000, b"0"), (b"k", b"small", b"0")])
     refused = desk.send()
     node.set_limits(8 * FLOOR, FLOOR)
-    node.take("another", node.room("another"))
+    node.count_sent("another", node.room("another"))
     refused.fail(INVALID)
-    node.take("yet another", 9 * FLOOR)
+    node.count_sent("yet another", 9 * FLOOR)
     assert desk.try_send() is None
     assert is_held(desk)
     assert desk.pipeline.next_time() is None
-    node.release("yet another", 9 * FLOOR)
+    node.count_ended("yet another", 9 * FLOOR)
     large = desk.send()
     assert large.request.records == 1
     large.stored_as_predicted()
@@ -169,7 +169,7 @@ def test_what_goes_alone_is_cut_to_what_there_is_room_for(per_key: bool) -> None
     refused = other.send()
     assert refused.request.bytes > 1.2 * FLOOR
     refused.fail(INVALID)
-    node.take("another", node.room("another"))
+    node.count_sent("another", node.room("another"))
     halves = 0
     while (sent := other.try_send()) is not None:
         assert sent.request.bytes <= FLOOR // 2

@@ -211,7 +211,7 @@ def test_a_drain_ends_a_pause_and_lets_nobody_begin_one() -> None:
     desk.submit(3, owner=None)
     returned = desk.queue(2)
     desk.pipeline.pause()
-    desk.pipeline.drain()
+    desk.pipeline.return_rows()
     assert returned.tallies[Outcome.RETURNED] == 2
     sent = desk.send()
     desk.pipeline.pause()

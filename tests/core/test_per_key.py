@@ -457,7 +457,7 @@ def test_a_row_that_expired_on_its_way_and_was_stored_is_no_failure() -> None:
 
 
 def be_refused(desk: Desk) -> None:
-    desk.pipeline.refused("caller")
+    desk.pipeline.frame_refused("caller")
     desk.put(rows_named("b1"), owner="other").stored()
 
 
@@ -499,7 +499,7 @@ def test_what_its_session_sends_after_a_frame_that_failed_is_not_sent(fail: Call
 def test_what_a_session_sent_before_a_frame_that_is_refused_is_stored() -> None:
     desk = ordered()
     before = desk.submit(rows_named("a1"))
-    desk.pipeline.refused("caller")
+    desk.pipeline.frame_refused("caller")
     desk.sort()
     desk.send().stored()
     desk.delivered(before)
@@ -528,7 +528,7 @@ def test_rows_of_a_stream_that_broke_are_told_so_and_what_their_session_sends_af
 def test_rows_that_were_given_back_are_no_failure() -> None:
     desk = ordered()
     frames = [desk.submit(rows_named("a1 b1")), desk.submit(rows_named("a2"))]
-    desk.pipeline.drain()
+    desk.pipeline.return_rows()
     frames.append(desk.submit(rows_named("a3")))
     for frame in frames:
         assert {end[:2] for end in ends_of(frame).values()} == {(Outcome.RETURNED, Code.DRAINING)}
@@ -572,7 +572,7 @@ def test_without_an_order_a_failed_row_fails_alone() -> None:
     frame = desk.queue(rows_named("a1 a2"))
     desk.send().fail(INVALID)
     desk.send().stored()
-    desk.pipeline.refused("caller")
+    desk.pipeline.frame_refused("caller")
     assert not desk.submit(rows_named("a3")).finished
     assert frame.result().stored == 1
 

@@ -712,7 +712,7 @@ def test_a_drain_gives_back_what_is_in_no_request(stage: str, failure: RequestFa
     desk, frame, under_way = staged(stage)
     stored = frame.tallies[Outcome.STORED]
     in_request = sum(request.records for request in desk.pipeline.sender.in_flight)
-    desk.pipeline.drain()
+    desk.pipeline.return_rows()
     assert frame.tallies[Outcome.RETURNED] == 20 - in_request - stored
     for work in under_way:
         if isinstance(work, SortJob) or failure is None:
@@ -736,7 +736,7 @@ def test_a_drain_still_sends_rows_that_have_no_owner_and_returns_what_comes_late
     orphan = desk.submit(5, owner="gone")
     desk.pipeline.disown("gone")
     kept = desk.submit(5, owner="here")
-    desk.pipeline.drain()
+    desk.pipeline.return_rows()
     late, late_orphan = desk.submit(5, owner="here"), desk.submit(5, owner=None)
     assert desk.finished() == [kept, late]
     for frame in (kept, late):

@@ -482,7 +482,7 @@ def a_larger_row_is_sent_beside_another_stream_s(patch: pytest.MonkeyPatch) -> N
 @breaks("NodeInFlight", **OPERATED, limit_bytes=64 << 20)
 def what_had_no_answer_is_forgotten_by_the_node(patch: pytest.MonkeyPatch) -> None:
     def on_failure(self: Verdicts, request: Request, failed: RequestFailed, now: float) -> None:
-        self._in_flight.node.take(self._in_flight, 1)
+        self._in_flight.node.count_sent(self._in_flight, 1)
         really(self, request, failed, now)
 
     really = replace_method(patch, Verdicts, "on_failure", on_failure)
@@ -499,11 +499,11 @@ def a_flush_counts_rows_that_had_ended_before_it(patch: pytest.MonkeyPatch) -> N
 
 @breaks("flush", **OPERATED)
 def a_flush_waits_for_frames_that_came_later(patch: pytest.MonkeyPatch) -> None:
-    def finished(self: Flushing, frame: Frame) -> None:
+    def frame_finished(self: Flushing, frame: Frame) -> None:
         if frame in self._frames and len(self._frames) > 1:
             really(self, frame)
 
-    really = replace_method(patch, Flushing, "finished", finished)
+    really = replace_method(patch, Flushing, "frame_finished", frame_finished)
 
 
 @pytest.mark.promise("answers-wrong-number")

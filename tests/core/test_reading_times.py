@@ -37,7 +37,7 @@ def times_of(readings: ShardReadings, count: int, *, fails: bool, unreachable: b
         times.append(now)
         readings.began(now, awaited=False)
         if fails:
-            readings.failed(now, denied=False, unreachable=unreachable)
+            readings.count_failure(now, denied=False, unreachable=unreachable)
         else:
             readings.succeeded(now)
     return times
@@ -53,7 +53,7 @@ def test_a_list_that_is_wanted_all_the_time_is_read_ever_later_and_six_times_a_m
 def test_a_list_that_nobody_wants_is_read_a_minute_after_the_last_reading_until_it_is_forgotten() -> None:
     readings = ShardReadings(Least())
     readings.began(0.0, awaited=True)
-    readings.failed(0.0, denied=False, unreachable=False)
+    readings.count_failure(0.0, denied=False, unreachable=False)
     assert readings.next_time(wanted=False, awaited=False) == 0.5 + 45.0
     readings.began(45.5, awaited=False)
     readings.succeeded(45.5)
@@ -75,13 +75,13 @@ def test_readings_of_more_than_a_minute_ago_delay_nothing() -> None:
 def test_a_list_is_read_again_soon_after_the_end_of_a_row_of_failures(end: str) -> None:
     readings = ShardReadings(Least())
     for _ in range(6):
-        readings.failed(0.0, denied=False, unreachable=True)
+        readings.count_failure(0.0, denied=False, unreachable=True)
     assert readings.next_time(wanted=True, awaited=False) == 15.0
     if end == "it is read":
         readings.succeeded(15.0)
     delays = []
     for _ in range(3):
-        readings.failed(100.0, denied=False, unreachable=False)
+        readings.count_failure(100.0, denied=False, unreachable=False)
         delays.append(readings.next_time(wanted=True, awaited=False) - 100.0)
     assert delays == [0.5, 1.0, 2.0]
 
@@ -93,12 +93,12 @@ def test_readings_that_no_rows_wait_for_are_few_and_those_that_some_wait_for_two
         now = max(now, readings.next_time(wanted=True, awaited=awaited))
         times.append(now)
         readings.began(now, awaited=awaited)
-        readings.failed(now + 0.05, denied=False, unreachable=False)
+        readings.count_failure(now + 0.05, denied=False, unreachable=False)
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert all(AWAITED_SECONDS[0] <= gap <= AWAITED_SECONDS[1] for gap in gaps[10:28])
     assert len({round(gap, 3) for gap in gaps[10:28]}) > 15, "and none by the clock"
     assert all(sum(start <= time < start + 60 for time in times[30:]) <= READINGS_PER_MINUTE for start in times[30:])
-    readings.failed(now, denied=True, unreachable=False)
+    readings.count_failure(now, denied=True, unreachable=False)
     again = readings.next_time(wanted=True, awaited=True)
     assert now + 15.0 <= again <= now + 60.0, "a denied list is read again, and not again and again"
 
@@ -108,7 +108,7 @@ def test_readings_for_rows_that_wait_do_not_keep_later_ones_waiting() -> None:
     readings, now = ShardReadings(Random(1)), 0.0
     for _ in range(10):
         readings.began(now, awaited=True)
-        readings.failed(now, denied=False, unreachable=False)
+        readings.count_failure(now, denied=False, unreachable=False)
         now = readings.next_time(wanted=True, awaited=True)
     readings.began(now, awaited=True)
     readings.succeeded(now)
@@ -125,10 +125,10 @@ def test_readings_that_nobody_asked_for_are_about_a_minute_apart_and_spread() ->
 def test_a_summary_that_cannot_be_read_is_read_again_later_each_time() -> None:
     readings = SummaryReadings(Least())
     for _ in range(2):
-        delays = [readings.failed(answered=False) for _ in range(12)]
+        delays = [readings.summary_failed(answered=False) for _ in range(12)]
         assert delays == [15.0 * 2**n for n in range(10)] + [10_800.0] * 2
         readings.succeeded()
-    assert [readings.failed() for _ in range(5)] == [15.0, 60.0, 1_800.0, 7_200.0, 7_200.0]
+    assert [readings.summary_failed() for _ in range(5)] == [15.0, 60.0, 1_800.0, 7_200.0, 7_200.0]
 
 
 def test_a_summary_is_read_after_an_hour_and_then_ever_more_rarely() -> None:
@@ -168,7 +168,7 @@ def test_a_large_fleet_soon_leaves_calls_about_summaries_to_others(answers: str,
         tokens -= not throttled
         one = fleet[number]
         if throttled or answers == "denied":
-            seconds = one.failed()
+            seconds = one.summary_failed()
         else:
             seconds = one.succeeded()
             read.add(number)

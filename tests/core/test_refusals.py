@@ -268,9 +268,9 @@ def test_the_size_that_a_proxy_takes_is_learned_and_tried_upwards() -> None:
 def test_a_small_request_that_is_refused_takes_the_blame_from_the_size() -> None:
     limit = BodyLimit()
     limit.passed(200_000, 260_000, 0.0)
-    limit.refused(500_000, 660_000, 1.0)
+    limit.body_refused(500_000, 660_000, 1.0)
     assert (limit.bytes, limit.passed_body_bytes, limit.refused_body_bytes) == (200_000, 260_000, 660_000)
-    limit.refused(100, 200, 2.0)
+    limit.body_refused(100, 200, 2.0)
     assert limit.bytes == ANY_BYTES
 
 

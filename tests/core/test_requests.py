@@ -29,7 +29,7 @@ def keys_in(pieces: list[Piece]) -> list[str]:
 def request_of(*pieces: Piece) -> Request:
     taken = Taken()
     for lane, span in pieces:
-        taken.add(lane, [span], span.bytes, span.records, 7)
+        taken.add_rows(lane, [span], span.bytes, span.records, 7)
     return Request(taken, SHARDS)
 
 
@@ -41,7 +41,7 @@ def request_of(*pieces: Piece) -> Request:
 )
 def test_a_request_is_full_by_its_bytes_or_its_entries(bytes_: int, entries: int, is_full: bool) -> None:
     taken = Taken(100)
-    taken.add(LANES[0], [piece("a").span], bytes_, entries, 0)
+    taken.add_rows(LANES[0], [piece("a").span], bytes_, entries, 0)
     assert taken.is_full(make_rules(request_max_records=5).entries) is is_full
 
 

@@ -113,7 +113,7 @@ def test_no_delay_is_so_short_that_it_makes_a_hot_loop_or_so_long_that_rows_are_
 def grown_window() -> InFlightWindow:
     window = InFlightWindow(24, 24 << 20, 1 << 20)
     for _ in range(100):
-        window.answered(0.02, 6.0)
+        window.measure(0.02, 6.0)
     assert (window.size, window.bytes) == (24, 24 << 20)
     return window
 
@@ -124,11 +124,11 @@ def test_the_window_starts_small_and_does_not_grow_while_answers_are_late() -> N
     window = InFlightWindow(24, 24 << 20, 1 << 20)
     assert (window.size, window.bytes) == (4, 4 << 20)
     for _ in range(100):
-        window.answered(2.1, 6.0)
+        window.measure(2.1, 6.0)
     assert window.size == 4
-    window.answered(1.9, 6.0)
+    window.measure(1.9, 6.0)
     for _ in range(4):
-        window.answered(1.9, 6.0)
+        window.measure(1.9, 6.0)
     assert window.size == 5, "and from then on it grows by one a window"
 
 
@@ -150,10 +150,10 @@ def test_the_window_is_halved_by_a_time_out_and_grows_by_one_per_window_of_succe
     assert (window.size, window.bytes) == (12, 12 << 20)
     for expected in (13, 14):
         for _ in range(expected):
-            window.answered(0.02, 6.0)
+            window.measure(0.02, 6.0)
         assert window.size in (expected - 1, expected)
     for _ in range(10_000):
-        window.answered(0.02, 6.0)
+        window.measure(0.02, 6.0)
     assert window.size == 24, "never over the most"
 
 
@@ -163,13 +163,13 @@ def test_other_limits_of_the_window_hold_at_once_and_leave_what_time_outs_have_t
     assert (window.size, window.bytes) == (10, 5 << 20)
     window.set_limits(40, 40 << 20, 1 << 20)
     for _ in range(30):
-        window.answered(0.02, 6.0)
+        window.measure(0.02, 6.0)
     assert window.size == 40, "it doubles: no time-out has taught it otherwise"
     window.timed_out()
     window.set_limits(80, 80 << 20, 1 << 20)
     assert window.size == 20
     for _ in range(21):
-        window.answered(0.02, 6.0)
+        window.measure(0.02, 6.0)
     assert window.size in (20, 21), "one a window"
 
 
@@ -184,7 +184,7 @@ def test_the_window_never_falls_below_one_request() -> None:
         assert window.size == 1
     window.hold()
     for _ in range(3):
-        window.answered(2.0, 6.0)
+        window.measure(2.0, 6.0)
     assert window.size == 2, "from one it grows by one with each window of answers, also after a third of the time-out"
 
 
@@ -206,7 +206,7 @@ def test_after_a_hold_the_window_doubles_until_half_of_where_it_was(failures: in
     sizes = []
     for _ in range(4):
         for _ in range(window.size):
-            window.answered(0.02, 6.0)
+            window.measure(0.02, 6.0)
         sizes.append(window.size)
     assert sizes == [2, 4, 8, 12]
 
@@ -217,7 +217,7 @@ def health() -> StreamHealth:
 
 def test_a_stream_that_has_worked_gets_its_seconds_of_patience() -> None:
     stream = health()
-    stream.stored()
+    stream.found_working()
     stream.looks_permanent("KMS", "first", 100.0)
     assert stream.state is H.SUSPECT
     stream.looks_permanent("KMS", "again", 159.9)
@@ -249,10 +249,10 @@ def test_the_first_stored_record_mends_everything() -> None:
     for broken in (False, True):
         stream = health()
         if not broken:
-            stream.stored()
+            stream.found_working()
         stream.looks_permanent("KMS", "no", 1.0)
         assert stream.state is (H.BROKEN if broken else H.SUSPECT)
-        stream.stored()
+        stream.found_working()
         assert (stream.state, stream.code, stream.message) == (H.WORKING, "", "")
         assert stream.admits(1.0)
         stream.looks_permanent("KMS", "no", 90.0)
@@ -265,7 +265,7 @@ def test_what_refused_a_stream_is_taken_back_and_the_next_row_finds_out() -> Non
     assert (stream.state, stream.code) == (H.UNPROVEN, "")
     stream.tried(RequestFailed(Code.UNREACHABLE, "no such host", maybe_stored=False, wrong_endpoint=True), 0.0)
     assert stream.gives_up_at == 300.0
-    stream.stored()
+    stream.found_working()
     stream.looks_permanent("KMS", "no", 10.0)
     stream.forget_refusal()
     assert (stream.state, stream.code) == (H.WORKING, "")
@@ -279,7 +279,7 @@ def test_what_refused_a_stream_is_taken_back_and_the_next_row_finds_out() -> Non
 
 def test_rows_that_fail_in_a_broken_stream_do_not_put_its_next_probe_off() -> None:
     stream = health()
-    stream.stored()
+    stream.found_working()
     for at in (0.0, 60.0, 64.0):
         stream.looks_permanent("KMS", "no", at)
     assert not stream.admits(60.0)

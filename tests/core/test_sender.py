@@ -1177,11 +1177,11 @@ def test_rows_of_large_and_small_records_that_go_alone_wait_for_room_for_the_lar
     sent.fail(INVALID)
     desk.send().stored_as_predicted()
     assert frame.unsettled == 2, "a small one and the large one"
-    node.take("another", 900_000)
+    node.count_sent("another", 900_000)
     assert desk.try_send() is None
     assert desk.pipeline.held_by_node
     assert desk.holding() == Holding("in_flight")
-    node.release("another", 900_000)
+    node.count_ended("another", 900_000)
     for more in desk.send_all():
         more.stored_as_predicted()
     assert desk.finished() == [frame]

@@ -214,14 +214,14 @@ class RequestInFlight:
 
 def known_from(shard_map: ShardMap, now: float = 0.0) -> KnownShards:
     known = KnownShards(Random(1), aggregates=True)
-    known.learn(shard_map, now, asked_at=now, in_flight=())
+    known.learn_map(shard_map, now, asked_at=now, in_flight=())
     return known
 
 
-@pytest.mark.parametrize(("end", "wanted"), [(KnownShards.forget, True), (KnownShards.rest, False)])
+@pytest.mark.parametrize(("end", "wanted"), [(KnownShards.forget_stream, True), (KnownShards.rest, False)])
 def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[KnownShards], None], wanted: bool) -> None:
     known, request = known_from(map_of([0])), RequestInFlight()
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=[request])
+    known.learn_map(halves(), 1.0, asked_at=1.0, in_flight=[request])
     known.refute()
     known.not_read("InternalFailure", "m", 2.0, 9.0)
     assert known.is_blind
@@ -233,45 +233,45 @@ def test_a_map_is_gone_with_its_stream_or_after_an_idle_time(end: Callable[[Know
     assert kept() is None, "it would keep the request's body"
     assert known.wanted is wanted
     assert known.error == ("InternalFailure: m" if wanted else "")
-    known.stored(100.0, 200.0)
+    known.seen_storing(100.0, 200.0)
     assert not known.doubted, "there is nothing to doubt"
-    known.learn(map_of([0, 7]), 202.0, asked_at=202.0, in_flight=())
+    known.learn_map(map_of([0, 7]), 202.0, asked_at=202.0, in_flight=())
     assert known.get("low") is None
 
 
 def test_shards_that_close_one_after_the_other_are_kept_for_the_requests_of_their_time() -> None:
     """A request from before the first split may be answered by the parent or by a child that is closed, too."""
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
-    known.learn(quarters(), 2.0, asked_at=2.0, in_flight=["old", "young"])
+    known.learn_map(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    known.learn_map(quarters(), 2.0, asked_at=2.0, in_flight=["old", "young"])
     for shard_id in ("shard-0", "low", "a", "high"):
         assert known.get(shard_id) is not None
-    known.answered("old")
+    known.request_ended("old")
     assert known.get("low") is not None
-    known.answered("young")
+    known.request_ended("young")
     assert (known.get("shard-0"), known.get("low")) == (None, None)
 
 
 def test_a_map_that_contradicts_is_of_another_stream_and_nothing_of_the_first_is_kept() -> None:
     known = known_from(halves("shard-0", "shard-1"))
-    known.learn(map_of([0, 7]), 1.0, asked_at=1.0, in_flight=["old"])
+    known.learn_map(map_of([0, 7]), 1.0, asked_at=1.0, in_flight=["old"])
     assert known.get("shard-0") == Shard("shard-0", 0, 6)
     known = known_from(halves("shard-0", "shard-1"))
-    known.learn(map_of([0]), 1.0, asked_at=1.0, in_flight=["old"])
+    known.learn_map(map_of([0]), 1.0, asked_at=1.0, in_flight=["old"])
     assert known.get("shard-0") == Shard("shard-0", 0, MAX_HASH_KEY)
     assert known.get("shard-1") is None
     known = known_from(map_of([0]))
-    known.learn(halves(), 1.0, asked_at=1.0, in_flight=["old"])
+    known.learn_map(halves(), 1.0, asked_at=1.0, in_flight=["old"])
     other = ShardMap([Shard("low", 0, 5), Shard("x", 6, MAX_HASH_KEY)])
-    known.learn(other, 2.0, asked_at=2.0, in_flight=["old"])
+    known.learn_map(other, 2.0, asked_at=2.0, in_flight=["old"])
     assert [known.get(shard_id) for shard_id in ("shard-0", "high", "low")] == [None, None, Shard("low", 0, 5)]
 
 
 def test_an_answer_that_was_stored_long_before_it_is_told_of_does_not_turn_time_back() -> None:
     known = known_from(halves(), now=100.0)
-    known.stored(110.0, 110.0)
-    known.stored(105.0, 111.0)
-    known.stored(129.0, 129.0)
+    known.seen_storing(110.0, 110.0)
+    known.seen_storing(105.0, 111.0)
+    known.seen_storing(129.0, 129.0)
     assert not known.doubted
 
 
@@ -301,15 +301,15 @@ def test_a_map_is_doubted_after_a_longer_silence_than_a_stream_can_be_made_anew_
     silence_seconds: float, doubted: bool
 ) -> None:
     known = KnownShards(Random(1), aggregates=True)
-    known.learn(ONE_LANE, 100.0, asked_at=100.0, in_flight=[])
-    known.stored(100.0, 100.0 + silence_seconds)
+    known.learn_map(ONE_LANE, 100.0, asked_at=100.0, in_flight=[])
+    known.seen_storing(100.0, 100.0 + silence_seconds)
     assert known.doubted is doubted
 
 
 def test_a_denied_reading_of_a_map_that_is_not_in_doubt_does_not_shorten_the_silence() -> None:
     known = known_from(halves(), now=0.0)
     known.not_read("AccessDeniedException", "", 15.0, wait_seconds=10.0)
-    known.stored(30.0, 30.0)
+    known.seen_storing(30.0, 30.0)
     assert known.doubted
 
 
@@ -317,7 +317,7 @@ def test_failures_to_read_a_list_that_is_known_begin_no_wait() -> None:
     known = known_from(halves(), now=0.0)
     known.not_read("LimitExceededException", "m", 1.0, 9.0)
     assert known.next_time(of_refusal=False) == inf
-    known.forget()
+    known.forget_stream()
     assert known.for_sorting(100.0, 10.0) is None
     assert known.next_time(of_refusal=False) == 110.0
 

@@ -161,11 +161,11 @@ def test_a_job_counts_its_rows_by_buffer() -> None:
 def test_only_rows_in_a_request_settle_and_each_of_them_once() -> None:
     job, _, _ = a_job(1, 50)
     job.begin(10, 30)
-    job.settle(10, 20)
+    job.settle_rows(10, 20)
     for first, last in ((19, 21), (29, 31), (0, 50)):
         with pytest.raises(AssertionError, match="twice"):
-            job.settle(first, last)
-    job.settle(20, 30)
+            job.settle_rows(first, last)
+    job.settle_rows(20, 30)
     assert [job.count(0, 50, state) for state in (QUEUED, IN_REQUEST, SETTLED)] == [30, 0, 20]
 
 

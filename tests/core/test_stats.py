@@ -24,19 +24,19 @@ def test_values_added_together_count_as_each_alone() -> None:
     random = Random(1)
     together, apart = Histogram((1, 2, 5, 10)), Histogram((1, 2, 5, 10))
     values = [random.randrange(15) for _ in range(200)]
-    together.add_each(np.array(values))
+    together.observe_each(np.array(values))
     for value in values:
-        apart.add(value)
+        apart.observe(value)
     assert (together.counts, together.sum) == (apart.counts, apart.sum)
-    together.add(5, 3)
+    together.observe(5, 3)
     assert together.counts[2] == apart.counts[2] + 3, "a value that is a bound is within it"
 
 
 def test_two_histograms_merged_count_what_each_of_them_did() -> None:
     one, other = Histogram((1, 2)), Histogram((1, 2))
-    one.add(1)
-    one.add(7)
-    other.add(2, 3)
+    one.observe(1)
+    one.observe(7)
+    other.observe(2, 3)
     one.merge(other)
     assert (one.counts, one.sum) == ([1, 3, 1], 14)
 
@@ -44,7 +44,7 @@ def test_two_histograms_merged_count_what_each_of_them_did() -> None:
 def test_stored_records_are_in_as_many_kinesis_records_as_those_that_were_sent() -> None:
     counted = stats.StreamStats()
     assert counted.delivered_kinesis_records == 0
-    counted.user_records.add(20, 4)
+    counted.user_records.observe(20, 4)
     counted.delivered(60, 6_000, 1.0)
     assert counted.delivered_kinesis_records == 3
 

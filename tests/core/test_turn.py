@@ -34,7 +34,7 @@ def gate_of(desk: Desk) -> tuple[AdmissionGate, TurnCaller]:
 def full(desk: Desk) -> tuple[AdmissionGate, TurnCaller, Frame]:
     """Let 9 records, too few for a batch, wait in a queue of 40 with room for one more, and a caller for room for 5."""
     gate, caller = gate_of(desk)
-    desk.budget.take(30, 0)
+    desk.budget.charge(30, 0)
     frame = desk.submit(9, caller)
     caller.ask(1_000, records=5, now=desk.now)
     assert caller.grants == []

@@ -36,7 +36,7 @@ BROKEN = ("InternalFailure", "m")
 
 def known_from(shard_map: ShardMap) -> KnownShards:
     known = KnownShards(Random(1), aggregates=True)
-    known.learn(shard_map, 0.0, asked_at=0.0, in_flight=())
+    known.learn_map(shard_map, 0.0, asked_at=0.0, in_flight=())
     return known
 
 
@@ -48,9 +48,9 @@ def encoded(
     rules = make_rules(aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes).entries
     taken = Taken()
     for place, span in spans:
-        taken.add(lanes[place], [span], span.bytes, span.records, 0)
+        taken.add_rows(lanes[place], [span], span.bytes, span.records, 0)
     request = Request(taken, shard_map)
-    request.sent(encode(ADDRESS, request.numbered, rules, shard_map=shard_map), 0.0, 6.0)
+    request.mark_sent(encode(ADDRESS, request.numbered, rules, shard_map=shard_map), 0.0, 6.0)
     return request
 
 
@@ -187,7 +187,7 @@ def test_every_entry_is_judged_as_one_by_one(
     request = encoded(spans, before, aggregate=aggregate, aggregate_max_bytes=aggregate_max_bytes)
     known = known_from(before)
     if after is not None:
-        known.learn(after, 1.0, asked_at=1.0, in_flight=[request])
+        known.learn_map(after, 1.0, asked_at=1.0, in_flight=[request])
     if is_refuted:
         known.refute()
     assert request.encoded is not None

@@ -81,7 +81,7 @@ def an_aggregate_is_believed_wherever_it_was_stored() -> None:
 def a_refused_request_judges_its_rows() -> None:
     def wrong(self: refusals.Refusals, request: Request, _: Meaning, failed: RequestFailed, *__: float) -> None:
         for span in request.spans:
-            self._ledger.end(span, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, failed.message, judged=True))
+            self._ledger.end_rows(span, RowEnd(Outcome.NOT_STORED, Code.RECORD_INVALID, failed.message, judged=True))
 
     put(refusals.Refusals, "of_request", wrong)
 

@@ -105,7 +105,7 @@ def test_a_list_does_not_show_that_records_are_taken_that_were_refused(
     """Only a dry run, or the next records, would."""
     stream = stream_of()
     if works:
-        stream.pipeline.health.stored()
+        stream.pipeline.health.found_working()
     stream.pipeline.health.looks_permanent(code, "no", 0.0)
     answer = answer_of(Tried(None, by_put_records, "there"), stream)
     refused = ServiceAnswer(Service.NOT_VERIFIED, code, f"the last records were refused: {code}: no")

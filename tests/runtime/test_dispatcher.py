@@ -62,7 +62,7 @@ class Bench:
         self.stopped = stopped
         settings = StreamSettings(linger_seconds=0, max_in_flight_requests=2).model_copy(update=settings_)
         self.stream = Stream(name, settings, 1 << 20, 10_000, in_flight=in_flight)
-        dispatcher.add(self.stream, kinesis)
+        dispatcher.carry(self.stream, kinesis)
         self.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)  # nobody waits for it
         self.finishes: Counter[int] = Counter()
         self.frames: dict[int, Frame] = {}
@@ -85,7 +85,7 @@ class Bench:
         layout = columns_.layout
         frame = Frame(self, number, self.stream.check(make_body(columns_)), layout.charge_bytes)
         self.frames[number] = frame
-        self.stream.budget.take(layout.records, layout.charge_bytes)
+        self.stream.budget.charge(layout.records, layout.charge_bytes)
         self.stream.pipeline.submit(frame, asyncio.get_running_loop().time())
         self.dispatcher.look_at(self.stream)
         return frame
@@ -173,7 +173,7 @@ async def test_giving_up_at_any_moment_completes_what_was_taken(
             on.submit(rows(size))
         for _ in range(turns):
             await asyncio.sleep(0)
-        on.stream.pipeline.drain()
+        on.stream.pipeline.return_rows()
         await on.dispatcher.give_up()
         give_back(on)
         on.assert_all_ended_once()
@@ -199,7 +199,7 @@ async def test_a_request_that_is_given_up_may_be_stored() -> None:
         on.kinesis.answers.clear()
         sent = on.submit(rows(10))
         await until_on_loop(lambda: on.kinesis.requests > 0)
-        on.stream.pipeline.drain()
+        on.stream.pipeline.return_rows()
         await on.dispatcher.give_up()
         give_back(on)
         (line,) = sent.result().codes
@@ -495,7 +495,7 @@ async def test_giving_up_takes_no_time_where_nothing_is_on_its_way() -> None:
 async def test_nothing_is_left_of_a_stream_that_is_forgotten() -> None:
     """Not a timer either, though rows of it waited for their end, and for requests of other streams."""
     in_flight = NodeInFlight(100, 10)
-    in_flight.take("another stream", 1_000)  # one record that is larger than all that is shared
+    in_flight.count_sent("another stream", 1_000)  # one record that is larger than all that is shared
     async with bench() as on:
         gone = Bench(on.dispatcher, on.kinesis, on.stopped, {"record_ttl_seconds": 600.0}, in_flight=in_flight)
         gone.submit(rows(4))
@@ -512,12 +512,12 @@ async def test_nothing_is_left_of_a_stream_that_is_forgotten() -> None:
 
 async def test_a_stream_that_was_held_back_is_not_looked_at_for_others_any_more() -> None:
     in_flight = NodeInFlight(100, 10)
-    in_flight.take("another stream", 1_000)
+    in_flight.count_sent("another stream", 1_000)
     async with bench() as on:
         held = Bench(on.dispatcher, on.kinesis, on.stopped, {}, in_flight=in_flight)
         held.submit(rows(4))
         await until_on_loop(lambda: held.stream.pipeline.held_by_node)
-        in_flight.release("another stream", 1_000)
+        in_flight.count_ended("another stream", 1_000)
         on.submit(rows(4))
         await held.until_finished()
         await on.until_finished()

@@ -172,7 +172,7 @@ def test_a_scrape_is_read_as_it_was_written() -> None:
     """Each family once, of its type, and histograms that rise to their count.  A name may have any letters."""
     flights, odd = stream("flights"), stream(ODD)
     for seconds in (0.003, 0.2, 1e6):
-        flights.pipeline.stats.delivery_seconds.add(seconds, 5)
+        flights.pipeline.stats.delivery_seconds.observe(seconds, 5)
     text = rendered(Metrics(LISTED), [flights, odd], state="draining", connections=3).decode()
     families = list(text_string_to_metric_families(text))
     own = [told for told in families if told.name.startswith("producerd_")]
@@ -252,7 +252,7 @@ def test_counters_of_the_shared_label_never_fall_when_streams_leave_it() -> None
     for one, failed in ((works, 60), (stays, 40), (goes, 5)):
         one.pipeline.stats.failed_records["EXPIRED"] = failed
         one.pipeline.stats.ingest_records = failed
-        one.gate.wait_seconds.add(1.0, failed)
+        one.gate.wait_seconds.observe(1.0, failed)
 
     def shared(*streams: Stream, now: float = 0.0) -> list[float | None]:
         found = samples(metrics, *streams, now=now)
@@ -335,7 +335,7 @@ def test_streams_that_never_stored_a_record_share_a_label() -> None:
         one.pipeline.stats.ingest_records = number
         if number > 0:
             one.pipeline.stats.failed_records["EXPIRED"] = 1
-        one.gate.wait_seconds.add(1.0)
+        one.gate.wait_seconds.observe(1.0)
     streams[7].pipeline.pause()
     found = samples(metrics, *streams)
     assert found("ingest_records_total", NEVER_STORED) == sum(range(50))
@@ -365,7 +365,7 @@ def test_streams_that_are_gone_are_forgotten() -> None:
     for number in range(3):
         gone = stream(f"stream-{number}")
         gone.pipeline.stats.delivered_records = 1
-        gone.gate.wait_seconds.add(1.0)
+        gone.gate.wait_seconds.observe(1.0)
         samples(metrics, gone)
     back = stream("stream-0")
     back.pipeline.stats.delivered_records = 1
@@ -533,9 +533,9 @@ def test_a_scrape_shows_its_moment_though_numbers_change_before_it_is_rendered()
 
     def count() -> None:
         metrics.disconnects["lost"] += 1
-        metrics.loop_lag.seconds.add(0.02)
+        metrics.loop_lag.seconds.observe(0.02)
         flights.pipeline.stats.failed_records["EXPIRED"] += 1
-        flights.gate.wait_seconds.add(1.0)
+        flights.gate.wait_seconds.observe(1.0)
 
     count()
     taken = metrics.snapshot([flights], state="serving", is_ready=True, connections=0, now=0.0)
@@ -570,7 +570,7 @@ def test_waits_are_counted_once_each_and_those_of_seconds_are_told_apart() -> No
     metrics, flights = Metrics(LISTED), stream("flights")
     waits = flights.gate.wait_seconds
     for seconds in (0.005, 0.05, 100.0):
-        waits.add(seconds)
+        waits.observe(seconds)
     for _ in range(2):
         found = samples(metrics, flights)
         assert found("backpressure_wait_seconds_count", "flights") == 3
@@ -578,7 +578,7 @@ def test_waits_are_counted_once_each_and_those_of_seconds_are_told_apart() -> No
         assert found("backpressure_wait_seconds_bucket", "flights", "0.01") == 1
         assert found("backpressure_wait_seconds_bucket", "flights", "600.0") == 3
     for seconds in (0.3, 0.9, 1.5, 4.0, 9.0, 20.0, 50.0, 200.0, 500.0):
-        waits.add(seconds)
+        waits.observe(seconds)
     assert max(waits.counts) == 1
 
 
@@ -593,7 +593,7 @@ def test_every_decision_on_a_failure_has_its_label() -> None:
 def test_records_are_counted_by_how_often_they_were_sent() -> None:
     flights = stream("flights")
     for attempts, records in ((1, 10), (4, 3), (51, 2)):
-        flights.pipeline.stats.attempts.add(attempts, records)
+        flights.pipeline.stats.attempts.observe(attempts, records)
     found = samples(Metrics(LISTED), flights)
     bounds = ("1.0", "3.0", "5.0", "50.0", "+Inf")
     assert [found("record_attempts_bucket", "flights", bound) for bound in bounds] == [10, 10, 13, 13, 15]
@@ -604,7 +604,7 @@ def test_what_held_the_queue_is_counted_in_the_time_that_callers_waited() -> Non
     """The seconds of all causes add up to `backpressure_active_seconds`."""
     flights = stream("flights")
     member = flights.gate.join(Blocked())
-    flights.budget.take(flights.budget.limit_records, 0)
+    flights.budget.charge(flights.budget.limit_records, 0)
     flights.gate.ask(member, 1, Layout(1, 1, 1), 10.0)
     flights.settle(10.0)
     flights.settle(13.5)

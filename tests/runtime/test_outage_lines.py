@@ -13,13 +13,13 @@ from tests.runtime.virtual_time import live
 
 async def story() -> None:
     outage = Outage("ListShards", stream="flights")
-    outage.failed("LimitExceededException", "slower", "d3f1")
+    outage.try_failed("LimitExceededException", "slower", "d3f1")
     await asyncio.sleep(2.0)
-    outage.failed("UNREACHABLE", "no route")
+    outage.try_failed("UNREACHABLE", "no route")
     await asyncio.sleep(1.26)
     outage.ended()
     outage.ended()
-    outage.failed("UNREACHABLE", "no route")
+    outage.try_failed("UNREACHABLE", "no route")
     await asyncio.sleep(4.0)
     outage.ended()
 

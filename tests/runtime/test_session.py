@@ -183,7 +183,7 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
 ) -> None:
     session, transport = opened(host, put(1, rows(5)))
     host.stream.pipeline.stats.last_error = "InternalFailure: the disks are on fire"
-    host.stream.budget.take(5, 100)  # another session's
+    host.stream.budget.charge(5, 100)  # another session's
     clock.now = 1.0
     tell(session, reserve(2, rows(5)))
     assert transport.drain() == [messages.Grant(1)]
@@ -221,7 +221,7 @@ async def test_a_caller_blocked_for_long_makes_a_line_on_both_sides_and_again(
 
 
 async def test_a_caller_that_has_its_grant_is_not_reported(host: StandInHost, clock: Clock, log: list[Any]) -> None:
-    host.stream.budget.take(10, 100)  # another session's
+    host.stream.budget.charge(10, 100)  # another session's
     session, transport = opened(host, reserve(1, one()))
     assert repr(session).endswith("0 frames with 0 bytes not acknowledged, 1 waiting>")
     host.stream.budget.release(10, 100)
@@ -503,7 +503,7 @@ async def test_a_client_that_closes_is_sent_nothing_more(host: StandInHost, log:
 
 
 async def test_a_client_that_waited_for_room_has_lost_its_connection(host: StandInHost) -> None:
-    host.stream.budget.take(10, 100)  # another session's
+    host.stream.budget.charge(10, 100)  # another session's
     session, _ = opened(host, reserve(1, one()))
     session.connection_lost(None)
     assert session.ended_as == "lost"
@@ -815,7 +815,7 @@ async def test_a_client_whose_rows_have_all_ended_has_the_turn_of_one_that_sent_
     second, of_second = opened(host)
     ends_all(host)
     assert [type(message) for message in of_first.drain()] == [messages.Grant, messages.Ack]
-    host.stream.budget.take(40, 100)  # another session's
+    host.stream.budget.charge(40, 100)  # another session's
     tell(first, reserve(2, rows(4)))
     tell(second, reserve(1, rows(4)))
     host.stream.budget.release(4, 100)
@@ -827,7 +827,7 @@ async def test_a_client_whose_rows_have_all_ended_has_the_turn_of_one_that_sent_
 @pytest.mark.law("AdmissionGate")
 async def test_a_client_that_reads_nothing_is_granted_nothing_until_it_reads(host: StandInHost) -> None:
     touched = with_streams(host, "flights")
-    host.stream.budget.take(10, 100)  # another session's
+    host.stream.budget.charge(10, 100)  # another session's
     session, transport = opened(host, reserve(1, one()))
     session.pause_writing()
     host.stream.budget.release(10, 100)

@@ -99,7 +99,7 @@ def watch(
             dispatcher = Dispatcher(pool, 1)
             touched = dispatcher.look_at
             stream = Stream("flights", settings or StreamSettings(), 1 << 20, 10_000, touched=touched)
-            dispatcher.add(stream, kinesis)
+            dispatcher.carry(stream, kinesis)
             watch = ShardWatch(stream, kinesis)
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(watch.run())
@@ -245,7 +245,7 @@ def test_a_listing_that_is_denied_is_told_when_it_begins_and_when_it_ends() -> N
 def rows_wait(watched: Watched) -> None:
     """A caller's rows are accepted, and the watch is asked as the dispatcher does it."""
     frame, stream, now = rows(10), watched.stream, asyncio.get_running_loop().time()
-    stream.budget.take(10, frame.layout.charge_bytes)
+    stream.budget.charge(10, frame.layout.charge_bytes)
     stream.pipeline.submit(Frame(None, 1, stream.check(make_body(frame)), frame.layout.charge_bytes), now)
     stream.pipeline.press(now)
     stream.pipeline.take_job(now)

@@ -71,7 +71,7 @@ def with_a_frame(records: int = 100, **options: Any) -> tuple[Stream, Owner]:
     stream, owner = stream_of(**options), Owner()
     stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
     layout = rows(records).layout
-    stream.budget.take(records, layout.charge_bytes)
+    stream.budget.charge(records, layout.charge_bytes)
     stream.pipeline.submit(frame_of(stream, owner, rows(records)), 0.0)
     return stream, owner
 
@@ -174,7 +174,7 @@ def test_a_caller_that_waits_only_for_the_nodes_limit_has_a_cause_of_its_own() -
     node = NodeBudget(100_000, 1_000)
     stream, owner = with_a_frame(node=node)
     other = QueueBudget(10**6, 10**6, node)
-    other.take(1, 100_000 - node.used_bytes)
+    other.charge(1, 100_000 - node.used_bytes)
     member = stream.gate.join(owner)
     ticket = stream.gate.ask(member, 2, rows(50).layout, 10.0)
     stream.settle(10.0)
@@ -194,7 +194,7 @@ def test_a_caller_that_waits_only_for_the_nodes_limit_has_a_cause_of_its_own() -
 def test_a_stream_without_a_row_waits_for_the_node_too() -> None:
     node = NodeBudget(100_000, 1_000)
     stream, owner, other = stream_of(node=node), Owner(), QueueBudget(10**6, 10**6, node)
-    other.take(1, 100_000)
+    other.charge(1, 100_000)
     member = stream.gate.join(owner)
     stream.gate.ask(member, 1, rows(50).layout, 0.0)
     stream.settle(0.0)
@@ -245,7 +245,7 @@ def test_a_paused_stream_waits_for_the_operator_if_it_holds_rows_and_otherwise_f
 ) -> None:
     node = NodeBudget(100_000, 1_000)
     stream, owner = with_a_frame(records, node=node) if records else (stream_of(node=node), Owner())
-    QueueBudget(10**6, 10**6, node).take(1, 100_000 - node.used_bytes)
+    QueueBudget(10**6, 10**6, node).charge(1, 100_000 - node.used_bytes)
     stream.pause(0.0)
     stream.gate.ask(stream.gate.join(owner), 2, rows(50).layout, 0.0)
     assert stream.report.status(1.0)["cause"] == cause
@@ -351,7 +351,7 @@ def test_a_client_reads_what_is_queued_what_was_delivered_and_why_the_rest_waits
 
 def test_a_refused_stream_is_described_by_its_refusal_and_a_full_node_by_its_limit() -> None:
     in_flight = NodeInFlight(100, 10)
-    in_flight.take("another stream", 1_000)  # one record that is larger than all that is shared
+    in_flight.count_sent("another stream", 1_000)  # one record that is larger than all that is shared
     stream, _ = with_a_frame(in_flight=in_flight)
     sort(stream, 1.0)
     assert stream.report.status(1.0)["reason"] == (
@@ -445,7 +445,7 @@ def test_each_change_of_a_streams_health_is_logged_once() -> None:
     assert lines_of(stream, 1.0) == []
     health.forget_refusal()
     assert lines_of(stream, 2.0) == [], "it is unproven again"
-    health.stored()
+    health.found_working()
     assert lines_of(stream, 3.0) == [{"event": "stream works", "log_level": "info", "stream": "flights"}]
     health.looks_permanent(Code.ACCESS_DENIED, "no", 4.0, "d3f1")
     assert lines_of(stream, 4.0) == [{"event": "stream looks refused", "log_level": "warning", **denied}]
@@ -465,7 +465,7 @@ def test_a_stream_whose_endpoint_does_not_exist_is_logged_as_unreachable() -> No
 
 def test_a_refusal_that_is_forgotten_is_logged_and_what_is_left_of_it_is_not() -> None:
     stream = stream_of()
-    stream.pipeline.health.stored()
+    stream.pipeline.health.found_working()
     stream.pipeline.health.looks_permanent(Code.KMS, "no key", 0.0)
     stream.settle(0.0)
     with structlog.testing.capture_logs() as log:
@@ -634,7 +634,7 @@ VERBS: dict[str, Callable[[Stream, Member, Ticket], object]] = {
     "press, which seals": lambda stream, _member, _ticket: stream.press(1.0),
     "take_room": lambda stream, _member, _ticket: stream.take_room(),
     "hasten": lambda stream, _member, _ticket: stream.hasten(1.0),
-    "drain": lambda stream, _member, _ticket: stream.drain(),
+    "drain": lambda stream, _member, _ticket: stream.return_rows(),
     "reload": lambda stream, _member, _ticket: stream.reload(stream.settings, 1.0),
     "flush_all": lambda stream, _member, _ticket: stream.flush_all(),
 }

@@ -90,7 +90,7 @@ async def test_of_unused_streams_one_that_never_worked_makes_place_first_and_the
         paused, first, second = streams.open("paused"), streams.open("first"), streams.open("second")
         paused.pause(0.0)
         for stream, now in ((second, 1.0), (first, 2.0)):
-            stream.pipeline.health.stored()
+            stream.pipeline.health.found_working()
             stream.settle(now)
         streams.open("one-more")
         assert names_of(streams) == ["paused", "first", "one-more"]
@@ -229,7 +229,7 @@ async def test_names_that_a_user_left_behind_still_count_until_they_work() -> No
         with pytest.raises(Refused, match="max_streams_per_user"):
             streams.open("c", 7)
         opens(streams, "c", 8)
-        stream.pipeline.health.stored()
+        stream.pipeline.health.found_working()
         opens(streams, "d", 7)
 
 
@@ -250,7 +250,7 @@ def test_streams_and_refusals_are_forgotten_that_nobody_uses_for_long() -> None:
                 return [name for name in names_of(streams) if name not in ("paused", *listed)]
 
             for name in ("listed", "old", "works", "open", "paused"):
-                streams.open(name).pipeline.health.stored()
+                streams.open(name).pipeline.health.found_working()
             member = opens(streams, "open")
             streams.open("paused").pause(0.0)
             new, old, used = (streams.open(name) for name in ("new", "old", "used"))
@@ -298,7 +298,7 @@ async def test_a_stream_that_is_used_makes_no_place(kind: str) -> None:
                 join(stream)
             case "with rows":
                 frame = Frame(None, 1, stream.check(make_body(one())), one().layout.charge_bytes)
-                stream.budget.take(1, frame.charge_bytes)
+                stream.budget.charge(1, frame.charge_bytes)
                 stream.pipeline.submit(frame, 0.0)
             case "paused":
                 stream.pause(0.0)
@@ -351,7 +351,7 @@ async def test_the_records_of_streams_are_counted_while_none_is_left() -> None:
         one_, other = streams.open("one"), streams.open("other")
         assert (streams.are_quiet, streams.taken_records()) == (True, 0)
         one_.pipeline.stats.ingest_records, other.pipeline.stats.ingest_records = 3, 4
-        other.budget.take(1, 100)
+        other.budget.charge(1, 100)
         assert (streams.are_quiet, streams.taken_records()) == (False, None)
         other.budget.release(1, 100)
         assert (streams.are_quiet, streams.taken_records()) == (True, 7)
@@ -364,7 +364,7 @@ async def test_room_that_came_free_is_offered_to_those_that_wait_and_others_send
     told: list[tuple[str, str]] = []
     async with streams_of(Config()) as streams:
         holds, waits = streams.open("holds"), streams.open("waits")
-        holds.budget.take(1, 100)
+        holds.budget.charge(1, 100)
         for stream in streams:
             monkeypatch.setattr(stream, "take_room", lambda name=stream.name: told.append(("room", name)))
             monkeypatch.setattr(stream, "press", lambda _, name=stream.name: told.append(("press", name)))
@@ -400,7 +400,7 @@ async def test_calls_about_a_stream_are_spared_until_it_is_listed_or_has_worked(
         opens(streams, "new", 8)
         assert [is_known() for _, is_known in made] == [True, False]
         assert [users() for users, _ in made] == [{7}, {7, 8}]
-        new.pipeline.health.stored()
+        new.pipeline.health.found_working()
         assert [is_known() for _, is_known in made] == [True, True]
         streams.reload(Config(), 0.0)
         assert [is_known() for _, is_known in made] == [False, True]

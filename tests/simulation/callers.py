@@ -62,11 +62,11 @@ class WatchedFrame(Frame):
         self.accepted = False
         self.dropped = 0
 
-    def end(self, rows: Any, end: RowEnd) -> None:
+    def note_end(self, rows: Any, end: RowEnd) -> None:
         self.laws.rows_are_judged(self, rows.tolist(), end)
         if self.accepted:
             self.laws.row_ends(self, int(rows.min()), end)
-        super().end(rows, end)
+        super().note_end(rows, end)
         self.laws.row_settles(self)
 
     def drop(self, records: int) -> None:
@@ -213,7 +213,7 @@ class Session:
             sim.pipeline.submit(frame, sim.now)
             return
         if not self.take_good:
-            sim.pipeline.refused(self)
+            sim.pipeline.frame_refused(self)
             if entries.per_key:
                 self.first_failed = self.first_failed or (sent.frame_id, 0)
         sim.budget.release(frame.records, frame.charge_bytes)

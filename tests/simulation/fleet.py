@@ -59,7 +59,7 @@ class Node:
         """Take a frame if there is room for it."""
         layout, budget = columns.layout, self.pipeline.budget
         if budget.fits(layout.records, layout.charge_bytes):
-            budget.take(layout.records, layout.charge_bytes)
+            budget.charge(layout.records, layout.charge_bytes)
             rows = intake.check(make_body(columns), 1 << 20)
             self.pipeline.submit(Frame(self, next(self._frames), rows, layout.charge_bytes), self.service.now)
 

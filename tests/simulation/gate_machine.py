@@ -264,7 +264,7 @@ class GateMachine(RuleBasedStateMachine):
     def neighbour_takes(self, charge: int) -> None:
         self.pass_time()
         if self.node.fits(self.neighbour, charge):
-            self.neighbour.take(1, charge)
+            self.neighbour.charge(1, charge)
             self.theirs.append(charge)
 
     @precondition(lambda self: self.theirs)

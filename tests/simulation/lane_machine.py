@@ -63,7 +63,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.lanes = Lanes(self.entry_rules, lambda: Pacer(fraction))
         self.now = 0.0
         self.maps = [self.make_map(shards)]
-        self.lanes.learn(self.maps[-1])
+        self.lanes.follow_map(self.maps[-1])
         self.jobs: dict[Job, int] = {}  # with the number of each one's first row
         self.names: dict[int, tuple[int, int | None]] = {}  # the key and hash key of each row
         self.under_way: list[UnderWay] = []
@@ -113,7 +113,7 @@ class LaneMachine(RuleBasedStateMachine):
 
     @rule(takes_slow=st.booleans(), passes_larger=st.booleans(), bytes_left=st.sampled_from([2**62, 2**62, 1_000]))
     def a_request_goes(self, takes_slow: bool, passes_larger: bool, bytes_left: int) -> None:
-        taken = self.lanes.take(self.now, bytes_left, takes_slow=takes_slow, passes_larger=passes_larger)
+        taken = self.lanes.take_for_request(self.now, bytes_left, takes_slow=takes_slow, passes_larger=passes_larger)
         if taken is not None:
             self.encode_and_send(taken)
 
@@ -121,7 +121,7 @@ class LaneMachine(RuleBasedStateMachine):
         request = Request(taken, self.lanes.map)
         for lane in request.lanes:
             assert not (self.entry_rules.per_key and lane.in_flight), "one request of a lane at a time"
-            lane.sent()
+            lane.request_began()
         for span in request.spans:
             assert (span.job.state[span.first : span.last] == QUEUED).all(), "a row that ended is not sent"
             span.job.begin(span.first, span.last)
@@ -134,12 +134,12 @@ class LaneMachine(RuleBasedStateMachine):
         back = request.keep(int(encoded.ends[-1])) if encoded.ends[-1] < request.records else []
         for place, (lane, (entries, bytes_)) in enumerate(zip(lanes, of_lanes, strict=True)):
             paid_entries, paid_bytes = request.paid[lane]
-            lane.give_back(paid_entries - entries, paid_bytes - bytes_)
+            lane.refund(paid_entries - entries, paid_bytes - bytes_)
             largest = int(encoded.sizes[encoded.lanes == place].max(initial=0))
             self.sent.setdefault(lane, []).append((self.now, entries, bytes_, largest))
         self.requeue(back)
         for lane in (gone := [lane for lane in lanes if lane not in request.lanes]):
-            lane.ended()
+            lane.request_left()
         self.lanes.put_back(back)
         self.lanes.released(gone)
         self.is_in_order(request)
@@ -168,7 +168,7 @@ class LaneMachine(RuleBasedStateMachine):
         request, of_lanes, sent_at = self.under_way.pop(pick % len(self.under_way))
         for place, (lane, (entries, _)) in enumerate(zip(request.lanes, of_lanes, strict=False)):
             refused = bool(throttled >> place & 1)
-            lane.answered(late=False)
+            lane.answer_came(late=False)
             lane.pace(0 if refused else entries, entries if refused else 0, sent_at, self.now, lambda _: 1.0)
             pieces = [piece for piece in request.pieces if piece.lane is lane]
             if refused:
@@ -176,7 +176,7 @@ class LaneMachine(RuleBasedStateMachine):
                 self.lanes.put_back(pieces)
             else:
                 self.store(pieces)
-            lane.ended()
+            lane.request_left()
         self.lanes.released(request.lanes)
 
     @precondition(lambda self: self.under_way)
@@ -189,7 +189,7 @@ class LaneMachine(RuleBasedStateMachine):
         again = [Piece(lane, span._replace(**{name: getattr(span, name) + more})) for lane, span in request.pieces]
         self.requeue(again)
         for lane in request.lanes:
-            lane.ended()
+            lane.request_left()
             if timed_out:
                 lane.timed_out()
         self.lanes.put_back(again)
@@ -207,7 +207,7 @@ class LaneMachine(RuleBasedStateMachine):
                 assert number > self.last_stored.get(self.names[number], -1), "the order of a key is kept"
                 self.last_stored[self.names[number]] = number
         for _, span in pieces:
-            span.job.settle(span.first, span.last)
+            span.job.settle_rows(span.first, span.last)
             span.job.release(span.buffer, span.records)
 
     # ---- shards change, and time passes
@@ -215,7 +215,7 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(shards=st.integers(1, 4))
     def shards_change(self, shards: int) -> None:
         self.maps.append(self.make_map(shards))
-        self.lanes.learn(self.maps[-1])
+        self.lanes.follow_map(self.maps[-1])
 
     @rule(seconds=st.sampled_from([0.05, 0.5, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
@@ -251,7 +251,7 @@ class LaneMachine(RuleBasedStateMachine):
                 self.answer(0)
             if len(self.ended) == len(self.names):
                 break
-            if (taken := self.lanes.take(self.now, 2**62)) is not None:
+            if (taken := self.lanes.take_for_request(self.now, 2**62)) is not None:
                 self.encode_and_send(taken)
             else:
                 assert len(self.ended) == len(self.names) or self.now < self.lanes.next_time() < inf, (

@@ -134,13 +134,13 @@ class Operator:
             self.met.add("larger rows of others")
 
         def end() -> None:
-            node.release(other, bytes_)
+            node.count_ended(other, bytes_)
             sent[other] -= bytes_
             if is_single:
                 single.remove(bytes_)
 
         if bytes_ > 0:
-            node.take(other, bytes_)
+            node.count_sent(other, bytes_)
             sent[other] += bytes_
             self.sim.after(self.random.choice([0.1, 5.0, LONGEST_SECONDS]), end)
             self.met.add("others")

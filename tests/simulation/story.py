@@ -356,8 +356,8 @@ class Story:
 
     def _close(self) -> None:
         sim = self.sim
-        sim.gate.close(Refusal(Code.DRAINING, "the daemon stops"), sim.now)
-        sim.pipeline.drain()
+        sim.gate.refuse_all(Refusal(Code.DRAINING, "the daemon stops"), sim.now)
+        sim.pipeline.return_rows()
 
     def _probe_shards(self) -> None:
         """Send one record to each open shard.  If another shard than expected answers, the daemon reads the shards."""

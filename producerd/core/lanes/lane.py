@@ -42,7 +42,7 @@ class Lane:
 
     If the stream aggregates, the nameless lane keeps the pace of one shard; otherwise only throttles pace it.
 
-    - ``queued``: the number of rows in ``spans``.  Some may have ended since; `take` drops these.
+    - ``queued``: the number of rows in ``spans``.  Some may have ended since; `take_rows` drops these.
     - ``in_flight``: the number of its requests without an answer.  ``slow_in_flight`` of them have waited for long, and
       ``overdue_in_flight`` no longer hold back other requests.
     - ``set_aside``: the number of requests with its rows that wait outside of the lane.
@@ -141,11 +141,11 @@ class Lane:
 
     # ---- its requests
 
-    def sent(self) -> None:
+    def request_began(self) -> None:
         """Count a request with the lane's rows."""
         self.in_flight += 1
 
-    def ended(self, *, slow: bool = False, overdue: bool = False) -> None:
+    def request_left(self, *, slow: bool = False, overdue: bool = False) -> None:
         """Count a request that has none of its rows any more: it was answered, has failed or was too small for them."""
         self.in_flight -= 1
         self.slow_in_flight -= slow
@@ -160,7 +160,7 @@ class Lane:
         """Note that one of its requests no longer holds back others."""
         self.overdue_in_flight += 1
 
-    def answered(self, *, late: bool) -> None:
+    def answer_came(self, *, late: bool) -> None:
         """Note an answer to a request.  An answer in time lets the lane share requests again."""
         self.alone, self.silent = self.alone and late, False
 
@@ -168,7 +168,7 @@ class Lane:
         """Note that a request had no answer in time."""
         self.alone = self.silent = True
 
-    def read(self, number: int, before: int) -> bool:
+    def sequence_seen(self, number: int, before: int) -> bool:
         """Note a sequence number from its shard, 0 for none.  Returns whether the number is too low.
 
         A number is too low if the lane had a higher one when the request was sent, which is ``before``.
@@ -190,14 +190,14 @@ class Lane:
         else:
             self._throttles = 0
 
-    def give_back(self, entries: int, bytes_: int) -> None:
+    def refund(self, entries: int, bytes_: int) -> None:
         """Return what a request sent less than its lane was charged for."""
         if self.pacer is not None:
             self.pacer.give_back(entries, bytes_)
 
     # ---- waits
 
-    def hold(self, until: float) -> None:
+    def wait_until(self, until: float) -> None:
         """Send nothing before this time."""
         self.hold_until = max(self.hold_until, until)
 
@@ -250,7 +250,7 @@ class Lane:
         self.queued = 0
         return spans
 
-    def take(
+    def take_rows(
         self,
         max_records: int,
         max_bytes: int,
@@ -297,7 +297,7 @@ class Lane:
     def take_distinct(
         self, max_records: int, max_bytes: int, first_row_bytes: int = 0, *, sole_bytes: int = ANY_BYTES
     ) -> tuple[list[Span], int]:
-        """Take rows as `take` does, but at most one of each partition key, and none before an earlier row of its key.
+        """Take rows as `take_rows` does, but at most one of a partition key, and none before an earlier row of its key.
 
         Keys are compared as `SpanBuffer.key_numbers` says, so two keys may count as one.
         """

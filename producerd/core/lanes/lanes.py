@@ -149,7 +149,7 @@ class Lanes:
                 renewed += self._place(span)
         return renewed
 
-    def learn(self, shard_map: ShardMap) -> None:
+    def follow_map(self, shard_map: ShardMap) -> None:
         """Follow a newer map.  Rows of shards that it lacks move to the front of their new lanes."""
         self.map = shard_map
         gone = [lane for shard, lane in self._lanes.items() if shard not in shard_map]
@@ -161,7 +161,7 @@ class Lanes:
                 self._leaving.append(lane)
         self.put_back(moved)
 
-    def forget(self) -> None:
+    def forget_all(self) -> None:
         """Forget the map and all lanes, which have no rows and no requests on their way."""
         self.map = ONE_LANE
         for each in (self._lanes, self._leaving, self._ready, self._held, self._listed, self.held_back):
@@ -200,7 +200,7 @@ class Lanes:
 
     # ---- requests
 
-    def take(
+    def take_for_request(
         self,
         now: float,
         bytes_left: int,
@@ -269,15 +269,15 @@ class Lanes:
         if self._per_key and not aggregates:
             spans, size = lane.take_distinct(*bounds, sole_bytes=self._sole_bytes)
         else:
-            spans, size = lane.take(*bounds, aggregates=aggregates, sole_bytes=self._sole_bytes)
+            spans, size = lane.take_rows(*bounds, aggregates=aggregates, sole_bytes=self._sole_bytes)
         if spans:
             if no_map:
                 spans = as_raw(spans)
             made = size // largest + 1 if aggregates else records_of(spans)
-            taken.add(lane, spans, size, made, largest if aggregates else 0)
+            taken.add_rows(lane, spans, size, made, largest if aggregates else 0)
             taken.pay(lane, made, size if aggregates else size - ENTRY_OVERHEAD_BYTES * made, now)
             if lane.alone:
-                lane.hold(now + SLOW_LANE_PAUSE_SECONDS)
+                lane.wait_until(now + SLOW_LANE_PAUSE_SECONDS)
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not taken.pieces):
             # Its first row is larger than the bucket's tokens or than a request.
             pacer.held()

@@ -33,7 +33,7 @@ class Taken:
         self.paid: dict[Lane, tuple[int, int]] = {}
         self.timeouts = 0
 
-    def add(self, lane: Lane, spans: Sequence[Span], bytes_: int, entries: int, aggregate_bytes: int) -> None:
+    def add_rows(self, lane: Lane, spans: Sequence[Span], bytes_: int, entries: int, aggregate_bytes: int) -> None:
         """Add rows of a lane."""
         self.pieces += [Piece(lane, span) for span in spans]
         self.bytes += bytes_

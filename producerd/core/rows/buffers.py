@@ -83,7 +83,7 @@ class SpanBuffer:
             self._key_numbers[named] = _mixed(*hash_keys(keys, offsets.astype(np.int32)))
         return self._key_numbers[a:b]
 
-    def settle(self, records: int) -> int:
+    def count_settled(self, records: int) -> int:
         """Count settled rows.  Returns the charged bytes that come free: all with the last row, before it none."""
         self.live -= records
         if self.live:

@@ -22,7 +22,7 @@ class Flushing:
         if not self._frames:
             done()
 
-    def finished(self, frame: Frame) -> None:
+    def frame_finished(self, frame: Frame) -> None:
         """Note that a frame is finished.  Frames that are not of this flush are ignored."""
         if frame in self._frames:
             del self._frames[frame]

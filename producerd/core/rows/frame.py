@@ -149,7 +149,7 @@ class Frame:
 
     # ---- events
 
-    def accept(self, now: float, ttl_seconds: float) -> None:
+    def set_accepted(self, now: float, ttl_seconds: float) -> None:
         """Accept the frame now; its rows expire after ``ttl_seconds``."""
         self.accepted_at, self.ttl_seconds = now, ttl_seconds
 
@@ -193,12 +193,12 @@ class Frame:
             rows = bad.rows[left[bad.rows]]  # of a row's several reasons the first counts
             left[rows] = False
             if len(rows):
-                self.end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message, judged=True))
+                self.note_end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message, judged=True))
                 ended[bad.code] += len(rows)
         others = np.flatnonzero(left).astype(np.int32)
         if len(others) < self.records and len(others) and not self.takes_good:
             message = "not taken, because other rows of its frame are bad"
-            self.end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
+            self.note_end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
             ended[Code.FRAME_REFUSED] = len(others)
         return ended
 
@@ -207,7 +207,7 @@ class Frame:
         self.tallies[Outcome.STORED] += records
         self._settle(records)
 
-    def end(self, rows: I32, end: RowEnd) -> None:
+    def note_end(self, rows: I32, end: RowEnd) -> None:
         """End rows, given by their numbers in the frame, in another way than STORED."""
         if self._code_of_row is None:
             self._code_of_row = np.full(self.records, -1, np.int32)

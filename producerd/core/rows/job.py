@@ -78,7 +78,7 @@ class Job:
         """Return rows of a request to the queue."""
         self.state[first:last] = QUEUED
 
-    def settle(self, first: int, last: int) -> None:
+    def settle_rows(self, first: int, last: int) -> None:
         """Settle rows of a request.  `release` then frees their memory."""
         state = self.state[first:last]
         if not (state == IN_REQUEST).all():
@@ -87,7 +87,7 @@ class Job:
 
     def release(self, buffer: SpanBuffer, records: int) -> int:
         """Release the memory of settled rows.  Returns the charged bytes that come free."""
-        charge_bytes = buffer.settle(records)
+        charge_bytes = buffer.count_settled(records)
         if not buffer.live:
             self.live_buffers -= 1
             if not self.live_buffers:

@@ -98,7 +98,7 @@ class Aside:
             retried = self._lanes.renewed(self.retried(pieces))
             due = now + self._policy.delay(max(piece.span.attempts for piece in pieces))
             for lane, _ in retried:
-                lane.hold(due)
+                lane.wait_until(due)
             self.requeue(retried)
         else:
             self.delay(self.retried(pieces), now)
@@ -145,7 +145,7 @@ class Aside:
         """Note that rows have left their request.  Rows that must not be sent again end."""
         _requeue(pieces)
         broken = self._health.state is HealthState.BROKEN
-        self._ledger.left_request(spans_of(pieces), self._health.end if broken else None)
+        self._ledger.left_request(spans_of(pieces), self._health.row_end if broken else None)
 
     # ---- rows are sent again
 

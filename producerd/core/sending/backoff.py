@@ -86,7 +86,7 @@ class InFlightWindow:
         share = int(self.most_bytes * self._size / self.most)
         return min(self.most_bytes, max(share, self.size * self._request_max_bytes))
 
-    def answered(self, seconds: float, timeout_seconds: float) -> None:
+    def measure(self, seconds: float, timeout_seconds: float) -> None:
         """Note an answer that came after ``seconds``."""
         if seconds > self.TARDY * timeout_seconds:
             self._slow_start_until = min(self._slow_start_until, self._size)

@@ -36,7 +36,7 @@ class BodyLimit:
     def __repr__(self) -> str:
         return f"<BodyLimit {self.bytes}: {self._passed_bytes} bytes passed, {self._refused_bytes} were refused>"
 
-    def look(self, now: float) -> None:
+    def try_larger(self, now: float) -> None:
         """Double the limit if its time has come."""
         if now >= self._tries_at:
             self._refused_bytes = inf
@@ -53,7 +53,7 @@ class BodyLimit:
         elif self._refused_bytes < inf:
             self._limit(bytes_, now)
 
-    def refused(self, bytes_: int, body_bytes: int, now: float) -> None:
+    def body_refused(self, bytes_: int, body_bytes: int, now: float) -> None:
         """Note that a proxy refused a request."""
         if bytes_ <= self._passed_bytes:
             self._passed_bytes, self._refused_bytes = 0, inf

@@ -54,7 +54,7 @@ class StreamHealth:
         self._wrong_as = ""
 
     @property
-    def end(self) -> RowEnd:
+    def row_end(self) -> RowEnd:
         """The end of the rows of a BROKEN stream."""
         return RowEnd(Outcome.NOT_STORED, self.code, self.message)
 
@@ -78,7 +78,7 @@ class StreamHealth:
         """Whether nothing has been stored yet, also while its grace runs."""
         return self.state is HealthState.UNPROVEN or (self.state is HealthState.SUSPECT and not self._has_worked)
 
-    def stored(self) -> None:
+    def found_working(self) -> None:
         """Note that an entry was stored."""
         self.state, self.code, self.message, self.request_id = HealthState.WORKING, "", "", ""
         self._has_worked, self._wrong_since = True, None

@@ -132,7 +132,7 @@ class InFlight:
         return slow < max(1, self.window.size * SLOW_SHARE)
 
     def next_time(self) -> float:
-        """Return when `look` must be called because a request becomes slow or overdue; ``inf`` if none will."""
+        """Return when `find_slow` must be called because a request becomes slow or overdue; ``inf`` if none will."""
         due = min([request.sent_at for request in self._watched], default=inf) + self._patience_seconds
         if self.nothing_passes:
             out = [request.sent_at for request in self._requests if self._may_become_overdue(request)]
@@ -146,30 +146,30 @@ class InFlight:
         self._request_max_bytes = rules.entries.request_max_bytes
         self.window.set_limits(rules.max_in_flight_requests, rules.max_in_flight_bytes, self._request_max_bytes)
 
-    def start(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Add a request that will be encoded and sent."""
         for lane in request.lanes:
-            lane.sent()
+            lane.request_began()
         self._requests[request] = None
         self.bytes += request.bytes
-        self.node.take(self, request.bytes)
+        self.node.count_sent(self, request.bytes)
 
-    def sent(self, request: Request) -> None:
+    def request_sent(self, request: Request) -> None:
         """Note that a request is encoded and on its way."""
         self._watched[request] = None
 
-    def end(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         """Remove a request that was answered or has failed."""
         del self._requests[request]
         self.bytes -= request.bytes
-        self.node.release(self, request.bytes)
+        self.node.count_ended(self, request.bytes)
         overdue = request in self._overdue
         for lane in request.lanes:
-            lane.ended(slow=request.slow, overdue=overdue)
+            lane.request_left(slow=request.slow, overdue=overdue)
         self._overdue.pop(request, None)
         self._watched.pop(request, None)
 
-    def look(self, now: float) -> list[Lane]:
+    def find_slow(self, now: float) -> list[Lane]:
         """Find requests that have become slow or overdue.  Returns the lanes that may send again because of that."""
         lanes: list[Lane] = []
         for request in [other for other in self._watched if now >= other.sent_at + self._patience_seconds]:
@@ -186,19 +186,21 @@ class InFlight:
                 lanes += request.lanes
         return lanes
 
-    def answered(self, request: Request, now: float) -> None:
+    def request_answered(self, request: Request, now: float) -> None:
         """Note a request's answer.  Lanes that were alone and answer in time may share requests again."""
         self._failures, self.failed_as, self.hold_until, self._answered_at = 0, "", 0.0, now
         seconds = now - request.sent_at
         late = request.slow or seconds >= self._patience_seconds
         if not late:
             self._prompt_sent_at = max(self._prompt_sent_at, request.sent_at)
-        self.window.answered(seconds, request.timeout_seconds)
+        self.window.measure(seconds, request.timeout_seconds)
         self._typical_seconds += (seconds - self._typical_seconds) / 16
         for lane in request.lanes:
-            lane.answered(late=late)
+            lane.answer_came(late=late)
 
-    def failed(self, request: Request, failed: RequestFailed, code: str, now: float, *, of_rows: bool = False) -> None:
+    def request_failed(
+        self, request: Request, failed: RequestFailed, code: str, now: float, *, of_rows: bool = False
+    ) -> None:
         """Note that a request failed as a whole, perhaps without an answer.  Callers see the failure under ``code``.
 
         ``of_rows``: its rows are suspected from now on.
@@ -216,9 +218,9 @@ class InFlight:
                 self.window.timed_out()
         if self.nothing_passes:
             self.window.hold()
-            self.hold(now)
+            self.hold_all(now)
 
-    def hold(self, now: float) -> None:
+    def hold_all(self, now: float) -> None:
         """Send nothing for a while."""
         self.hold_until = now + self._policy.hold()
 

@@ -75,16 +75,16 @@ class Refusals:
         rows of one caller would keep another caller's rows from being tried.
         """
         if not failed.maybe_stored:
-            request.refund()
+            request.return_charge()
         by_proxy = meaning.code == Code.PROXY_REFUSED
         if by_proxy and request.encoded is not None:
-            self._body_limit.refused(request.bytes, len(request.encoded.body), now)
+            self._body_limit.body_refused(request.bytes, len(request.encoded.body), now)
         is_new = any(not span.refused_at for span in request.spans)
         self._all_are_refused |= is_new
         if request.records == 1:
             self._proxied_rows += by_proxy
             if self._proxied_rows >= REFUSALS_TO_HOLD:
-                self._in_flight.failed(request, failed, meaning.code, now, of_rows=True)
+                self._in_flight.request_failed(request, failed, meaning.code, now, of_rows=True)
             ((_, span),) = request.pieces
             was_alone = span.faults >= ALONE_FAULTS
             self.of_row(request.pieces[0], meaning, failed.message, now, failed.request_id, is_new=not was_alone)
@@ -92,7 +92,7 @@ class Refusals:
         doubted = self._in_flight.nothing_passes if by_proxy else self._refused_rows >= REFUSALS_TO_DOUBT_STREAM
         pieces = [Piece(lane, _refused_at(span, now, suspected=doubted)) for lane, span in request.pieces]
         if doubted and by_proxy:
-            self._in_flight.failed(request, failed, meaning.code, now)
+            self._in_flight.request_failed(request, failed, meaning.code, now)
         elif doubted:
             self._doubt(meaning, failed.message, now, failed.request_id, is_new=is_new)
         part, others = parts_of(request, self._aside.retried(pieces) if request.encoded is not None else pieces)
@@ -125,7 +125,7 @@ class Refusals:
             if meaning.code == Code.PROXY_REFUSED:
                 seconds = now - span.refused_at
                 message = f"refused for {seconds:.0f} s, while other records were stored: {message}"
-            self._ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
+            self._ledger.end_rows(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
             return
         self._aside.retry_apart(Piece(lane, span), now)
 
@@ -143,21 +143,21 @@ class Refusals:
 
         ``holds``: send nothing for a while.
         """
-        self._ledger.stats.failed(error_text(code, message, request_id))
+        self._ledger.stats.note_error(error_text(code, message, request_id))
         if code == Code.STREAM_NOT_FOUND and self._known.map is not None:
-            self._known.forget()
+            self._known.forget_stream()
         self._health.looks_permanent(code, message, now, request_id, at_once=at_once)
         if self._health.state is HealthState.BROKEN:
             self._in_flight.stop_holding()  # from now on probes set the pace
-            self._ledger.withdraw_all(self._health.end)
+            self._ledger.withdraw_all(self._health.row_end)
         elif self._health.state is HealthState.SUSPECT and holds:
-            self._in_flight.hold(now)
+            self._in_flight.hold_all(now)
 
     def tried(self, failed: RequestFailed, now: float) -> None:
         """Note a failed attempt to reach Kinesis.  If a wrong endpoint broke the stream, end all waiting rows."""
         self._health.tried(failed, now)
         if failed.wrong_endpoint and self._health.state is HealthState.BROKEN:
-            self._ledger.withdraw_all(self._health.end)
+            self._ledger.withdraw_all(self._health.row_end)
 
     def _doubt(self, meaning: Meaning, message: str, now: float, request_id: str, *, is_new: bool) -> None:
         """Note that Kinesis refuses rows without a word about a record, and stores none.

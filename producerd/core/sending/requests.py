@@ -67,7 +67,7 @@ class Request:
         state = "to be encoded" if self.encoded is None else f"sent at {self.sent_at:.3f}"
         return f"<Request of {self.records} rows, {self.bytes} bytes, {len(self.lanes)} lanes, {state}>"
 
-    def sent(self, encoded: EncodedRequest, sent_at: float, timeout_seconds: float) -> None:
+    def mark_sent(self, encoded: EncodedRequest, sent_at: float, timeout_seconds: float) -> None:
         """Note that it is encoded and on its way."""
         self.encoded, self.sent_at, self.timeout_seconds = encoded, sent_at, timeout_seconds
 
@@ -75,14 +75,14 @@ class Request:
         """Note that it has waited for long: one of its shards holds back the rows of the others."""
         self.slow = True
 
-    def refund(self) -> None:
+    def return_charge(self) -> None:
         """Return to its lanes their charge, because it stored nothing."""
         if self.encoded is None:
             paid = self.paid
         else:
             paid = dict(zip(self.lanes, self.encoded.of_lanes(len(self.lanes)), strict=True))
         for lane, (entries, bytes_) in paid.items():
-            lane.give_back(entries, bytes_)
+            lane.refund(entries, bytes_)
 
     @property
     def ends(self) -> list[int]:

@@ -119,9 +119,9 @@ class Sender:
     def take_request(self, now: float) -> Request | None:
         """Take rows for one request and start it.  Returns None if no row may be sent now."""
         if not self.paused and self.health.gives_up(now):
-            self.ledger.withdraw_all(self.health.end)
+            self.ledger.withdraw_all(self.health.row_end)
         self._bring_back(now)
-        self.body_limit.look(now)
+        self.body_limit.try_larger(now)
         if not self.in_flight.may_send(now):
             return None
         while (request := self._take(now)) is None and self._may_bring_back(now):
@@ -135,7 +135,7 @@ class Sender:
             alone = self.aside.next_alone()
             if alone is None or ((self._refusals.refuse_all or self._lanes_next) and self.lanes.have_work(now)):
                 self._lanes_next = False
-                taken = self.lanes.take(
+                taken = self.lanes.take_for_request(
                     now,
                     in_flight.bytes_left,
                     request_bytes=min(in_flight.request_bytes, self.body_limit.bytes),
@@ -173,23 +173,23 @@ class Sender:
             if self.rules.entries.aggregate and not spans[0].raw:
                 aggregate_bytes = self.rules.entries.aggregate_max_bytes
                 entries = min(entries, bytes_ // aggregate_bytes + 1)
-            taken.add(lane, spans, bytes_, entries, aggregate_bytes)
+            taken.add_rows(lane, spans, bytes_, entries, aggregate_bytes)
             taken.pay(lane, entries, bytes_, now)
         return taken
 
     def _start(self, taken: Taken, refused: RequestFailed | None = None) -> Request:
         begin(taken.pieces)
         request = Request(taken, self.lanes.map, refused)
-        self.in_flight.start(request)
+        self.in_flight.add_request(request)
         return request
 
     def encoded(self, request: Request, encoded: EncodedRequest, now: float) -> None:
         """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""
-        request.sent(encoded, now, self._policy.timeout(len(encoded.body), request.timeouts))
-        self.in_flight.sent(request)
+        request.mark_sent(encoded, now, self._policy.timeout(len(encoded.body), request.timeouts))
+        self.in_flight.request_sent(request)
         for lane, sent in zip(request.lanes, encoded.of_lanes(len(request.lanes)), strict=True):
             entries, bytes_ = request.paid.get(lane, sent)
-            lane.give_back(entries - sent[0], bytes_ - sent[1])
+            lane.refund(entries - sent[0], bytes_ - sent[1])
         written = int(encoded.ends[-1])
         if written == request.records:
             return
@@ -197,14 +197,14 @@ class Sender:
         back = request.keep(written)
         left_out = before[len(request.lanes) :]
         for lane in left_out:
-            lane.ended()
+            lane.request_left()
         self.aside.requeue(back)
         self.lanes.released(left_out)
 
     def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
         """End a request: settle its rows, or let them wait again."""
         apart = self.aside.no_longer_apart(request.pieces)
-        self.in_flight.end(request)
+        self.in_flight.remove_request(request)
         encoded = request.encoded
         if encoded is not None:
             seconds, split = now - request.sent_at, bool(encoded.fragments)
@@ -214,7 +214,7 @@ class Sender:
             self._verdicts.on_failure(request, outcome, now)
         else:
             self._verdicts.on_answer(request, outcome, now)
-        self.known.answered(request)
+        self.known.request_ended(request)
         self.lanes.released(request.lanes)
         self.aside.let_go(apart)
         if self.aside.due < inf:
@@ -232,7 +232,7 @@ class Sender:
 
     def _bring_back(self, now: float) -> None:
         """Return rows whose wait is over to their lanes."""
-        self.lanes.released(self.in_flight.look(now))
+        self.lanes.released(self.in_flight.find_slow(now))
         while self._may_bring_back(now):
             self.aside.bring_back(now)
         if self.strays.next_time <= now:
@@ -248,8 +248,8 @@ class Sender:
         """
         self.health.tried(None, now)
         was_blind = self.known.is_blind
-        self.known.learn(shard_map, now, asked_at=asked_at, in_flight=self.in_flight)
-        self.lanes.learn(shard_map)
+        self.known.learn_map(shard_map, now, asked_at=asked_at, in_flight=self.in_flight)
+        self.lanes.follow_map(shard_map)
         for lane in self.lanes if was_blind else ():
             lane.map_came()
         self.strays.decide_all(now)
@@ -279,14 +279,14 @@ class Sender:
     def go_plain(self) -> None:
         """Send rows through one lane as plain records until a list of the shards comes, because none came in time."""
         self.known.go_plain()
-        self.lanes.learn(ONE_LANE)
+        self.lanes.follow_map(ONE_LANE)
 
     def forget_shards(self) -> None:
         """Forget the map and the lanes of an idle stream.  The map is read again when rows need it."""
         if self.in_flight:
             raise AssertionError("requests are in flight whose answers name these shards")
         self.known.rest()
-        self.lanes.forget()
+        self.lanes.forget_all()
 
     # ---- the operator
 

@@ -75,7 +75,7 @@ class Strays:
         """Refute the map if a shard's sequence numbers fell.  They always rise, so the id now names another shard."""
         numbers = dict(zip(answer.shard_table, answer.sequences, strict=True))
         for lane, before in request.sequences.items():
-            if lane.read(numbers.get(lane.shard.shard_id, 0), before):
+            if lane.sequence_seen(numbers.get(lane.shard.shard_id, 0), before):
                 self._known.refute()
 
     def check_map(self, request: Request, encoded: EncodedRequest, elsewhere: Bool, now: float) -> None:
@@ -115,7 +115,7 @@ class Strays:
         again = []
         for lane, span in pieces:
             if span.strays >= STRAYS_TO_GIVE_UP:
-                self._ledger.end(span, _LOST_TRACK)
+                self._ledger.end_rows(span, _LOST_TRACK)
             else:
                 again.append(Piece(lane, self._ledger.retried(span)._replace(strays=span.strays + times)))
         return again

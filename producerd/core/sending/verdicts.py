@@ -87,11 +87,11 @@ class Verdicts:
         """Settle the rows of an answered request, or let them wait again."""
         encoded = request.encoded
         assert encoded is not None
-        self._in_flight.answered(request, now)
+        self._in_flight.request_answered(request, now)
         self._strays.check_sequences(request, answer)
         if not answer.error_table or (answer.errors < 0).any():
-            self._known.stored(request.sent_at, now)
-            self._health.stored()
+            self._known.seen_storing(request.sent_at, now)
+            self._health.found_working()
             self._refusals.entry_was_stored(request.sent_at)
             self._body_limit.passed(request.bytes, len(encoded.body), now)
             if request.records == 1 and request.pieces[0].span.bytes > self._lanes.record_limit_bytes:
@@ -155,7 +155,7 @@ class Verdicts:
         meaning = meaning_of_error(code, message)
         records = sum([piece.span.records for piece in pieces])
         self._stats.record_errors[meaning.code] += records
-        self._stats.failed(f"{code}: {message}")
+        self._stats.note_error(f"{code}: {message}")
         if code == NOT_KINESIS:
             self._ledger.mark_maybe_stored(spans_of(pieces), "service")
             pieces = self._count_wrong(pieces, message, NOT_KINESIS_TO_GIVE_UP)
@@ -164,7 +164,7 @@ class Verdicts:
             if not self._rules.fail_if_throttled:
                 return self._aside.retried(pieces)
             for _, span in pieces:
-                self._ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
+                self._ledger.end_rows(span, RowEnd(Outcome.NOT_STORED, meaning.code, message))
             return []
         if meaning.kind in (Kind.INVALID, Kind.REFUSED):
             if records > 1:
@@ -185,12 +185,12 @@ class Verdicts:
         """Let the rows of a request that failed as a whole wait again, or end them."""
         meaning = meaning_of_answer(failed.code, failed.message, failed.status, failed.request_id)
         self._stats.put_requests["failed"] += 1
-        self._stats.failed(str(failed))
+        self._stats.note_error(str(failed))
         if failed.maybe_stored:
             self._ledger.mark_maybe_stored(request.spans, _maybe_cause(failed))
         if request.encoded is not None and self._format.is_refused(request.encoded.content_type, failed):
             if not failed.maybe_stored:
-                request.refund()
+                request.return_charge()
             self._aside.send_alone(self._aside.retried(request.pieces), refused=failed)
             return
         self._stats.record_errors[meaning.code] += request.records
@@ -204,10 +204,10 @@ class Verdicts:
             at_once = failed.code != CREDENTIALS_LATE
             self._refusals.of_stream(meaning.code, failed.message, now, failed.request_id, at_once=at_once)
         else:
-            self._in_flight.failed(request, failed, meaning.code, now)
+            self._in_flight.request_failed(request, failed, meaning.code, now)
         if meaning.kind is Kind.THROTTLED and self._rules.fail_if_throttled:
             for span in request.spans:
-                self._ledger.end(span, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
+                self._ledger.end_rows(span, RowEnd(Outcome.NOT_STORED, meaning.code, failed.message))
         elif failed.code == Code.RESULT_COUNT:
             self._aside.retry_later(self._count_wrong(request.pieces, failed.message, WRONG_COUNTS_TO_GIVE_UP), now)
         elif failed.code == NOT_KINESIS:
@@ -226,7 +226,7 @@ class Verdicts:
     def _halve(self, request: Request, meaning: Meaning, failed: RequestFailed) -> None:
         """Halve a request that Kinesis refuses for a record.  A request of one row ends the row."""
         if not failed.maybe_stored:
-            request.refund()
+            request.return_charge()
         if request.records == 1:
             self._end_one(request.pieces, meaning, failed.message)
             return
@@ -236,14 +236,14 @@ class Verdicts:
 
     def _end_one(self, pieces: list[Piece], meaning: Meaning, message: str) -> None:
         """End a row for which Kinesis refused a request or an entry.  A meaning that judges says that it is bad."""
-        self._ledger.end(pieces[0].span, RowEnd(Outcome.NOT_STORED, meaning.code, message, judged=meaning.judges))
+        self._ledger.end_rows(pieces[0].span, RowEnd(Outcome.NOT_STORED, meaning.code, message, judged=meaning.judges))
 
     def _count_wrong(self, pieces: list[Piece], message: str, most: int) -> list[Piece]:
         """End rows as UNKNOWN whose answers had no usable result ``most`` times in a row.  Returns the other rows."""
         again = []
         for lane, span in pieces:
             if span.wrong_counts + 1 >= most:
-                self._ledger.end(span, RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
+                self._ledger.end_rows(span, RowEnd(Outcome.UNKNOWN, Code.RESULT_COUNT, message, maybe_stored=True))
             else:
                 again.append(Piece(lane, span._replace(wrong_counts=span.wrong_counts + 1)))
         return again

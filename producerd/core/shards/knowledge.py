@@ -116,7 +116,7 @@ class KnownShards:
         """Note that a reading of the list has begun."""
         self._readings.began(now, awaited=awaited)
 
-    def learn(self, shard_map: ShardMap, now: float, *, asked_at: float, in_flight: Iterable[Hashable]) -> None:
+    def learn_map(self, shard_map: ShardMap, now: float, *, asked_at: float, in_flight: Iterable[Hashable]) -> None:
         """Use a newer list, whose reading began at ``asked_at``.
 
         Shards that have closed may still answer ``in_flight``.
@@ -131,7 +131,7 @@ class KnownShards:
         self._forget_closed()
         self.wanted = False
         self._wait.over()
-        self._wait.answered(now)
+        self._wait.heard_from_service(now)
         self._readings.succeeded(now)
 
     def not_read(
@@ -142,10 +142,10 @@ class KnownShards:
         A daemon that may not read the list keeps believing it, if only silence speaks against it.  A failure that
         ``concerns_stream`` as a whole says nothing about the list.
         """
-        self._wait.failed(code, message, now)
+        self._wait.reading_failed(code, message, now)
         if self.map is None and not self._wait.denied:
             self._wait.begin(now, wait_seconds)
-        self._readings.failed(now, denied=self._wait.denied, unreachable=code == Code.UNREACHABLE)
+        self._readings.count_failure(now, denied=self._wait.denied, unreachable=code == Code.UNREACHABLE)
         if concerns_stream:
             return
         permanent = meaning_of(code).kind is Kind.PERMANENT
@@ -155,9 +155,9 @@ class KnownShards:
 
     def service_answered(self, now: float) -> None:
         """Note that the service answered a call about this stream, with success or failure."""
-        self._wait.answered(now)
+        self._wait.heard_from_service(now)
 
-    def forget(self) -> None:
+    def forget_stream(self) -> None:
         """Forget the shards, because the stream is gone.  The next stream of its name is a different one."""
         self._drop()
         self.wanted = True
@@ -171,13 +171,13 @@ class KnownShards:
 
     # ---- what answers say
 
-    def answered(self, request: Hashable) -> None:
+    def request_ended(self, request: Hashable) -> None:
         """Note that a request in flight has its answer."""
         if self._closed:
             self._awaited.discard(request)
             self._forget_closed()
 
-    def stored(self, sent_at: float, now: float) -> None:
+    def seen_storing(self, sent_at: float, now: float) -> None:
         """Note that something was stored between ``sent_at`` and ``now``, so the stream existed at that time."""
         if self.map is None:
             return  # there is nothing to doubt

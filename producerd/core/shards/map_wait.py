@@ -61,14 +61,14 @@ class MapWait:
         if self._since == inf:
             self._since, self._seconds = now, seconds if self._aggregates else min(seconds, PLAIN_WAIT_SECONDS)
 
-    def answered(self, now: float) -> None:
+    def heard_from_service(self, now: float) -> None:
         """Note that the service answered a call, with success or failure."""
         self._answered_at = min(self._answered_at, now)
 
-    def failed(self, code: str, message: str, now: float) -> None:
+    def reading_failed(self, code: str, message: str, now: float) -> None:
         """Note that a reading of the list failed."""
         if code not in UNANSWERED:
-            self.answered(now)
+            self.heard_from_service(now)
         meaning = meaning_of(code)
         permanent = meaning.kind is Kind.PERMANENT
         self._stream_fails = permanent and meaning.code in {Code.STREAM_NOT_FOUND, *OF_THE_DAEMON}

@@ -73,7 +73,7 @@ class ShardReadings:
         self._wanted_at = now + AFTER_READING_SECONDS * readings * self._random.uniform(1.0, 1.5)
         self._refresh_at = self._wanted_at + about(REFRESH_SECONDS, self._random)
 
-    def failed(self, now: float, *, denied: bool, unreachable: bool) -> None:
+    def count_failure(self, now: float, *, denied: bool, unreachable: bool) -> None:
         """Note that a reading brought no map.
 
         The first refusal after a time without the service causes only a short delay.
@@ -113,7 +113,7 @@ class SummaryReadings:
         self._pause_longer()
         return seconds
 
-    def failed(self, *, answered: bool = True) -> float:
+    def summary_failed(self, *, answered: bool = True) -> float:
         """Note that a reading failed, and whether the service ``answered``.  Return the seconds until the next one."""
         self._failures += 1
         if not answered:

@@ -170,7 +170,7 @@ class RenewedCredentials:
             self.refreshes["failed"] += 1
             self._error, self._stale = credentials_failed(error, _method_of(source)), True
             failed = failure_of(self._error, body_written=False)
-            self._outage.failed(failed.code, failed.message, failed.request_id)
+            self._outage.try_failed(failed.code, failed.message, failed.request_id)
         else:
             self._source, self._frozen, self._error = source, frozen, None
             self._refused = self._stale = False
