@@ -20,6 +20,7 @@ from producerd.core.rows.flushing import Flushing
 from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.job import MAYBE_CAUSES, Job
 from producerd.core.rows.spans import Span, records_of, runs_of
+from producerd.core.shards.hash_keys import I32
 from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
@@ -224,12 +225,9 @@ class Ledger:
         """End rows of a request in another way than STORED."""
         job, where = span.job, slice(span.first, span.last)
         job.settle_rows(span.first, span.last)
-        self.stats.failed_records[end.code] += span.records
-        maybe = job.maybe_stored[where] if job.maybe_stored is not None else None
-        for chosen, row_end in _by_maybe(end, maybe, np.arange(span.first, span.last)):
-            for frame, rows in job.frames_of(chosen):
-                frame.note_end(rows, row_end)
-                self._finish(frame)
+        for positions, row_end in _by_maybe(end, job.causes_of(where), np.arange(span.first, span.last)):
+            for frame, rows in job.frames_of(positions):
+                self._end(frame, rows, row_end)
         self._release([span])
         if self._keeps_order:
             for frame, rows in job.frames_of(where):
@@ -253,16 +251,22 @@ class Ledger:
         """
         before = frame.unsettled
         frame.withdraw(from_row, end)
+        if not before:
+            return
         job = self._jobs.get(frame)
         if job is not None:
             positions = job.queued_positions_of(frame, from_row)
+            rows, causes = job.rows_of(frame, positions), job.causes_of(positions)
             self._end_queued(job, positions)
-            self._end_rows(frame, job, positions, end, reason)
-        elif frame.unsettled:
+        else:
             if frame not in self.sorting:  # otherwise `sorted` releases its memory
                 frame.release_rows()
                 self.budget.release(0, frame.row_charge_bytes)
-            self._end_unsorted(frame, end, reason)
+            rows, causes = frame.open_rows(), None
+        if len(rows):
+            self.budget.release(len(rows), 0)
+            for chosen, row_end in _by_maybe(end, causes, rows):
+                self._end(frame, chosen, row_end, reason)
         failed = end is not None and end.outcome is not Outcome.RETURNED and end is not _PREDECESSOR_FAILED
         if failed and frame.unsettled < before:
             self._fail_followers(frame, from_row)
@@ -272,37 +276,17 @@ class Ledger:
         if len(positions):
             self.budget.release(0, job.end_queued(positions))
 
-    def _end_rows(
-        self, frame: Frame, job: Job, positions: npt.NDArray[np.intp], end: RowEnd | None, reason: str
-    ) -> None:
-        if not len(positions):
-            return
-        self.budget.release(len(positions), 0)
-        self._count_end(len(positions), end, reason)
+    def _end(self, frame: Frame, rows: I32, end: RowEnd | None, reason: str = "") -> None:
+        """End rows of a frame, given by their numbers in it, in another way than STORED."""
         if end is None:
-            frame.drop(len(positions))
+            frame.drop(len(rows))
         else:
-            rows = job.rows_of(frame, positions)
-            maybe = job.maybe_stored[positions] if job.maybe_stored is not None else None
-            for chosen, row_end in _by_maybe(end, maybe, rows):
-                frame.note_end(chosen, row_end)
-        self._finish(frame)
-
-    def _end_unsorted(self, frame: Frame, end: RowEnd | None, reason: str) -> None:
-        records = frame.unsettled
-        self.budget.release(records, 0)
-        self._count_end(records, end, reason)
-        if end is None:
-            frame.drop(records)
-        else:
-            frame.note_end(frame.open_rows(), end)
-        self._finish(frame)
-
-    def _count_end(self, records: int, end: RowEnd | None, reason: str) -> None:
+            frame.note_end(rows, end)
         if end is None or end.outcome is Outcome.RETURNED:
-            self.stats.discarded_records[reason] += records
+            self.stats.discarded_records[reason] += len(rows)
         else:
-            self.stats.failed_records[end.code] += records
+            self.stats.failed_records[end.code] += len(rows)
+        self._finish(frame)
 
     def withdraw_all(self, end: RowEnd, *, unsorted: bool = False) -> None:
         """End every row that is in no request, except in frames that outlast such an end.
@@ -336,10 +320,10 @@ _N = TypeVar("_N", bound=np.integer[Any])
 
 
 def _by_maybe(
-    end: RowEnd, causes: npt.NDArray[np.uint8] | None, rows: npt.NDArray[_N]
-) -> list[tuple[npt.NDArray[_N], RowEnd]]:
+    end: RowEnd | None, causes: npt.NDArray[np.uint8] | None, rows: npt.NDArray[_N]
+) -> list[tuple[npt.NDArray[_N], RowEnd | None]]:
     """Separate the rows that an earlier send may have stored.  Their outcome is UNKNOWN instead of NOT_STORED."""
-    if causes is None or not causes.any():
+    if end is None or causes is None or not causes.any():
         return [(rows, end)]
     maybe = causes != 0
     outcome = Outcome.UNKNOWN if end.outcome is Outcome.NOT_STORED else end.outcome

@@ -326,7 +326,7 @@ def test_the_summary_is_read_when_its_readings_say_so(monkeypatch: pytest.Monkey
         def first_seconds(self, *, aggregates: bool) -> float:
             return 3.0
 
-        def failed(self, *, answered: bool) -> float:
+        def summary_failed(self, *, answered: bool) -> float:
             calls.append(f"failed, {answered}")
             return 1_000.0
 

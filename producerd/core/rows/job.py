@@ -129,6 +129,10 @@ class Job:
             self.maybe_stored = np.zeros(len(self.order), np.uint8)
         self.maybe_stored[first:last] = _MARKS.index(cause)
 
+    def causes_of(self, positions: slice | npt.NDArray[np.intp]) -> npt.NDArray[np.uint8] | None:
+        """Return the marks of `mark_maybe_stored` on rows, 0 for none.  None if no row has any."""
+        return None if self.maybe_stored is None else self.maybe_stored[positions]
+
     def reorder(self, first: int, last: int, order: npt.NDArray[np.intp]) -> None:
         """Put queued rows in another order."""
         for rows in (self.order, self.state, self.maybe_stored):
