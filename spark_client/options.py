@@ -6,11 +6,10 @@ over in lower case.  One error names every value that is not valid.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, TypedDict, Union
 
 from producerd.errors import Code, ConfigurationError
@@ -53,28 +52,274 @@ class NoKeywords(TypedDict):
     """No keywords: a type checker refuses each, where a function takes any to name the right one in its error."""
 
 
+class Option(NamedTuple):
+    """One option: its meaning, which values it takes, and how to read it from text.
+
+    ``read`` is None if it is not an option of the data source.
+    """
+
+    name: str
+    default: Any
+    meaning: str
+    want: str
+    holds: Callable[[Any], bool]
+    read: Callable[[str], Any] | None = str
+
+    def shown(self, value: Any) -> str:
+        """Return a value as an error shows it.  A wrong place may have keys of AWS, in one way or another."""
+        if self.name == "daemon" and isinstance(value, Mapping):
+            return daemon_settings.shown(value)
+        may_have_keys = self.name == "divert_to" and re.search("[@?]", str(value))
+        return "'***'" if may_have_keys else quoted(value)
+
+    def advice(self, value: Any) -> str:
+        """Return what to give instead of a value."""
+        return stream_advice(value, self.want) if self.name == "stream" else self.want
+
+    @property
+    def camel(self) -> str:
+        """The option's name in the data source."""
+        first, *others = self.name.split("_")
+        return first + "".join(map(str.capitalize, others))
+
+
+def seconds(text: str) -> float | None:
+    """Return a duration such as "5", "5s", "500ms" or "2min" in seconds, and None for "none".  Raises ValueError."""
+    if text.strip().lower() == "none":
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
+    if not match or (match[2] and match[2] not in SECONDS_OF):
+        raise ValueError(text)
+    return float(match[1]) * SECONDS_OF.get(match[2], 1.0)
+
+
+def boolean(text: str) -> bool:
+    """Return whether the text is "true" and not "false".  Raises ValueError for any other text."""
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.strip().lower() == "true"
+
+
+def is_stream(value: Any) -> bool:
+    """Return whether a value can be a stream's name."""
+    return isinstance(value, str) and STREAM_NAME.fullmatch(value) is not None
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def is_seconds(value: Any) -> bool:
+    """Return whether a value can be a time-out."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value <= MOST_SECONDS
+
+
+def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
+    return f"give {' or '.join(map(repr, choices))}", lambda value: value in choices
+
+
+def _seconds_or_none(value: Any) -> bool:
+    return value is None or is_seconds(value)
+
+
+def _name_or_none(value: Any) -> bool:
+    return value is None or _is_name(value)
+
+
+def _is_column(value: Any) -> bool:
+    return _is_name(value) or type(value).__name__ == "Column"
+
+
+def _is_place(value: Any) -> bool:
+    try:
+        Place.of(value)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _are_json_options(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(given, (str, int, float)) for name, given in value.items()
+    )
+
+
+_COLUMN: Final = "give a column's name, an SQL expression or a Column"
+_SECONDS: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
+_SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait forever"
+
+
+def _about(
+    meaning: str, want: str, holds: Callable[[Any], bool], read: Callable[[str], Any] | None = str
+) -> dict[str, Any]:
+    """Return what an `Option` says of a field."""
+    return {"meaning": meaning, "want": want, "holds": holds, "read": read}
+
+
 @dataclass(frozen=True)
 class WriterOptions:
     """A writer's options.  The constructor raises ConfigurationError, which names every option that is not valid."""
 
-    stream: str | None = None
-    partition_key: str | Column = "partition_key"
-    data: str | Column | None = None
-    explicit_hash_key: str | Column | None = None
-    stream_column: str | Column | None = None
-    json_options: Mapping[str, JsonOption] | None = None
-    socket: str | None = None
-    null_key: str = "spread"
-    on_bad_record: str = "fail"
-    divert_to: str | None = None
-    put_timeout_seconds: float | None = None
-    flush_timeout_seconds: float | None = None
-    connect_timeout_seconds: float = 10
-    reconnect_timeout_seconds: float = 120
-    allow_speculation: bool = False
-    daemon: Mapping[str, Any] | None = None
-    daemon_start_timeout_seconds: float = 60
-    progress: bool = True
+    stream: str | None = field(
+        default=None,
+        metadata=_about(
+            "the Kinesis stream's name; without it a column names one for each row",
+            f"{STREAM_WANTED}, or None where a column has one for each row",
+            lambda value: value is None or is_stream(value),
+        ),
+    )
+    partition_key: str | Column = field(
+        default="partition_key",
+        metadata=_about(
+            "the column of partition keys, or `partitionKey`; a null or empty key spreads its record over all shards",
+            _COLUMN,
+            _is_column,
+        ),
+    )
+    data: str | Column | None = field(
+        default=None,
+        metadata=_about(
+            "the column of payloads, string or binary, sent as it is; without it the whole row as JSON (data source: "
+            "the column `data`)",
+            f"{_COLUMN}, or None for the whole row as JSON",
+            lambda value: value is None or _is_column(value),
+        ),
+    )
+    explicit_hash_key: str | Column | None = field(
+        default=None,
+        metadata=_about(
+            "the column of explicit hash keys, decimal numbers below 2^128; without it `explicit_hash_key` or "
+            "`explicitHashKey`, if there is one",
+            _COLUMN,
+            lambda value: value is None or _is_column(value),
+        ),
+    )
+    stream_column: str | Column | None = field(
+        default=None,
+        metadata=_about(
+            "the column that names each row's stream, where no `stream` is given; without it the column `stream`",
+            _COLUMN,
+            lambda value: value is None or _is_column(value),
+        ),
+    )
+    json_options: Mapping[str, JsonOption] | None = field(
+        default=None,
+        metadata=_about(
+            "Spark's own options of `to_json` for the default payload, such as `timestampFormat` or `ignoreNullFields`",
+            "give a mapping of names to texts, numbers or booleans, as for to_json",
+            lambda value: value is None or _are_json_options(value),
+            None,
+        ),
+    )
+    socket: str | None = field(
+        default=None,
+        metadata=_about(
+            "the daemon's socket; without it PRODUCERD_SOCKET, Spark's `spark.producerd.socket`, then "
+            "/run/producerd/producerd.sock",
+            "give the path of the daemon's socket",
+            _name_or_none,
+        ),
+    )
+    null_key: str = field(
+        default="spread",
+        metadata=_about(
+            "what becomes of a null or empty partition key: `spread` over all shards",
+            *_one_of("spread"),
+        ),
+    )
+    on_bad_record: str = field(
+        default="fail",
+        metadata=_about(
+            "`fail` the batch for a record that can never be stored, `skip`, count and list it, or `divert` it to a "
+            "file",
+            *_one_of("fail", "skip", "divert"),
+        ),
+    )
+    divert_to: str | None = field(
+        default=None,
+        metadata=_about(
+            "where such records are kept with `divert`: `s3://bucket/prefix` or `file:///folder`",
+            PLACES,
+            lambda value: value is None or _is_place(value),
+        ),
+    )
+    put_timeout_seconds: float | None = field(
+        default=None,
+        metadata=_about(
+            "how long a task waits for room in the queue; forever by default",
+            _SECONDS_OR_NONE,
+            _seconds_or_none,
+            seconds,
+        ),
+    )
+    flush_timeout_seconds: float | None = field(
+        default=None,
+        metadata=_about(
+            "how long a task waits for its last acknowledgement; forever by default",
+            _SECONDS_OR_NONE,
+            _seconds_or_none,
+            seconds,
+        ),
+    )
+    connect_timeout_seconds: float = field(
+        default=10,
+        metadata=_about(
+            "how long a task looks for a daemon that is not there",
+            _SECONDS,
+            is_seconds,
+            seconds,
+        ),
+    )
+    reconnect_timeout_seconds: float = field(
+        default=120,
+        metadata=_about(
+            "how long it looks for one that was there and is lost or restarts; 0: the task fails, and Spark tries it "
+            "again",
+            _SECONDS,
+            is_seconds,
+            seconds,
+        ),
+    )
+    allow_speculation: bool = field(
+        default=False,
+        metadata=_about(
+            "write although `spark.speculation` may run a task twice, and so store its records twice",
+            "give True or False",
+            lambda value: isinstance(value, bool),
+            boolean,
+        ),
+    )
+    daemon: Mapping[str, Any] | None = field(
+        default=None,
+        metadata=_about(
+            'settings of a daemon that tasks start on their executor, such as `{"region": "eu-west-1"}` (data '
+            "source: an option for each, such as `daemon.region`, or `daemon` = `true` for the defaults); without it "
+            "tasks look for the node's daemon",
+            "give a mapping of the daemon's settings",
+            lambda _: True,
+            lambda text: {} if boolean(text) else None,
+        ),
+    )
+    daemon_start_timeout_seconds: float = field(
+        default=60,
+        metadata=_about(
+            "how long a task waits for the daemon that tasks start",
+            _SECONDS,
+            is_seconds,
+            seconds,
+        ),
+    )
+    progress: bool = field(
+        default=True,
+        metadata=_about(
+            "show the progress of a write that takes longer than 5 s: one line in a terminal or a notebook, "
+            "elsewhere a line in the log every 10 s",
+            "give True or False",
+            lambda value: isinstance(value, bool),
+            None,
+        ),
+    )
 
     def __post_init__(self) -> None:
         given = [(option, getattr(self, option.name)) for option in OPTIONS]
@@ -114,38 +359,7 @@ class WriterOptions:
         return self.on_bad_record != "fail"
 
 
-class Option(NamedTuple):
-    """One option: its meaning, which values it takes, and how to read it from text.
-
-    ``read`` is None if it is not an option of the data source.
-    """
-
-    name: str
-    meaning: str
-    want: str
-    holds: Callable[[Any], bool]
-    read: Callable[[str], Any] | None = str
-
-    @property
-    def default(self) -> Any:
-        return next(field.default for field in dataclasses.fields(WriterOptions) if field.name == self.name)
-
-    def shown(self, value: Any) -> str:
-        """Return a value as an error shows it.  A wrong place may have keys of AWS, in one way or another."""
-        if self.name == "daemon" and isinstance(value, Mapping):
-            return daemon_settings.shown(value)
-        may_have_keys = self.name == "divert_to" and re.search("[@?]", str(value))
-        return "'***'" if may_have_keys else quoted(value)
-
-    def advice(self, value: Any) -> str:
-        """Return what to give instead of a value."""
-        return stream_advice(value, self.want) if self.name == "stream" else self.want
-
-    @property
-    def camel(self) -> str:
-        """The option's name in the data source."""
-        first, *others = self.name.split("_")
-        return first + "".join(map(str.capitalize, others))
+OPTIONS: Final = tuple(Option(each.name, each.default, **each.metadata) for each in fields(WriterOptions))
 
 
 def from_text(given: Mapping[str, str]) -> WriterOptions:
@@ -205,196 +419,9 @@ def _instead(plain: str, known: Mapping[str, Option], spelled: str = "camel") ->
     return f"did you mean {' or '.join(near)}?" if near else f"there are {every}"
 
 
-def seconds(text: str) -> float | None:
-    """Return a duration such as "5", "5s", "500ms" or "2min" in seconds, and None for "none".  Raises ValueError."""
-    if text.strip().lower() == "none":
-        return None
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
-    if not match or (match[2] and match[2] not in SECONDS_OF):
-        raise ValueError(text)
-    return float(match[1]) * SECONDS_OF.get(match[2], 1.0)
-
-
-def boolean(text: str) -> bool:
-    """Return whether the text is "true" and not "false".  Raises ValueError for any other text."""
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.strip().lower() == "true"
-
-
-def is_stream(value: Any) -> bool:
-    """Return whether a value can be a stream's name."""
-    return isinstance(value, str) and STREAM_NAME.fullmatch(value) is not None
-
-
 def stream_advice(value: Any, want: str) -> str:
     """Return what to give instead of a value that is not a stream's name; ``want`` unless it is known better."""
     if hasattr(value, "sparkSession"):
         return "a DataFrame: write it with write_batch(df, stream=...), or give the writer to foreachBatch"
     arn = ARN.fullmatch(str(value))
     return f"give the name, {arn[1]!r}; an ARN is the daemon's setting stream_arn" if arn else want
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def is_seconds(value: Any) -> bool:
-    """Return whether a value can be a time-out."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value <= MOST_SECONDS
-
-
-def _one_of(*choices: str) -> tuple[str, Callable[[Any], bool]]:
-    return f"give {' or '.join(map(repr, choices))}", lambda value: value in choices
-
-
-def _seconds_or_none(value: Any) -> bool:
-    return value is None or is_seconds(value)
-
-
-def _name_or_none(value: Any) -> bool:
-    return value is None or _is_name(value)
-
-
-def _is_column(value: Any) -> bool:
-    return _is_name(value) or type(value).__name__ == "Column"
-
-
-def _is_place(value: Any) -> bool:
-    try:
-        Place.of(value)
-    except (AttributeError, TypeError, ValueError):
-        return False
-    return True
-
-
-def _are_json_options(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(given, (str, int, float)) for name, given in value.items()
-    )
-
-
-_COLUMN: Final = "give a column's name, an SQL expression or a Column"
-_SECONDS: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
-_SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait forever"
-
-OPTIONS: Final[Sequence[Option]] = (
-    Option(
-        "stream",
-        "the Kinesis stream's name; without it a column names one for each row",
-        f"{STREAM_WANTED}, or None where a column has one for each row",
-        lambda value: value is None or is_stream(value),
-    ),
-    Option(
-        "partition_key",
-        "the column of partition keys, or `partitionKey`; a null or empty key spreads its record over all shards",
-        _COLUMN,
-        _is_column,
-    ),
-    Option(
-        "data",
-        "the column of payloads, string or binary, sent as it is; without it the whole row as JSON (data source: the "
-        "column `data`)",
-        f"{_COLUMN}, or None for the whole row as JSON",
-        lambda value: value is None or _is_column(value),
-    ),
-    Option(
-        "explicit_hash_key",
-        "the column of explicit hash keys, decimal numbers below 2^128; without it `explicit_hash_key` or "
-        "`explicitHashKey`, if there is one",
-        _COLUMN,
-        lambda value: value is None or _is_column(value),
-    ),
-    Option(
-        "stream_column",
-        "the column that names each row's stream, where no `stream` is given; without it the column `stream`",
-        _COLUMN,
-        lambda value: value is None or _is_column(value),
-    ),
-    Option(
-        "json_options",
-        "Spark's own options of `to_json` for the default payload, such as `timestampFormat` or `ignoreNullFields`",
-        "give a mapping of names to texts, numbers or booleans, as for to_json",
-        lambda value: value is None or _are_json_options(value),
-        None,
-    ),
-    Option(
-        "socket",
-        "the daemon's socket; without it PRODUCERD_SOCKET, Spark's `spark.producerd.socket`, then "
-        "/run/producerd/producerd.sock",
-        "give the path of the daemon's socket",
-        _name_or_none,
-    ),
-    Option("null_key", "what becomes of a null or empty partition key: `spread` over all shards", *_one_of("spread")),
-    Option(
-        "on_bad_record",
-        "`fail` the batch for a record that can never be stored, `skip`, count and list it, or `divert` it to a file",
-        *_one_of("fail", "skip", "divert"),
-    ),
-    Option(
-        "divert_to",
-        "where such records are kept with `divert`: `s3://bucket/prefix` or `file:///folder`",
-        PLACES,
-        lambda value: value is None or _is_place(value),
-    ),
-    Option(
-        "put_timeout_seconds",
-        "how long a task waits for room in the queue; forever by default",
-        _SECONDS_OR_NONE,
-        _seconds_or_none,
-        seconds,
-    ),
-    Option(
-        "flush_timeout_seconds",
-        "how long a task waits for its last acknowledgement; forever by default",
-        _SECONDS_OR_NONE,
-        _seconds_or_none,
-        seconds,
-    ),
-    Option(
-        "connect_timeout_seconds",
-        "how long a task looks for a daemon that is not there",
-        _SECONDS,
-        is_seconds,
-        seconds,
-    ),
-    Option(
-        "reconnect_timeout_seconds",
-        "how long it looks for one that was there and is lost or restarts; 0: the task fails, and Spark tries it again",
-        _SECONDS,
-        is_seconds,
-        seconds,
-    ),
-    Option(
-        "allow_speculation",
-        "write although `spark.speculation` may run a task twice, and so store its records twice",
-        "give True or False",
-        lambda value: isinstance(value, bool),
-        boolean,
-    ),
-    Option(
-        "daemon",
-        'settings of a daemon that tasks start on their executor, such as `{"region": "eu-west-1"}` (data source: an '
-        "option for each, such as `daemon.region`, or `daemon` = `true` for the defaults); without it tasks look for "
-        "the node's daemon",
-        "give a mapping of the daemon's settings",
-        lambda _: True,  # `daemon_settings.problems` names each
-        lambda text: {} if boolean(text) else None,
-    ),
-    Option(
-        "daemon_start_timeout_seconds",
-        "how long a task waits for the daemon that tasks start",
-        _SECONDS,
-        is_seconds,
-        seconds,
-    ),
-    Option(
-        "progress",
-        "show the progress of a write that takes longer than 5 s: one line in a terminal or a notebook, elsewhere a "
-        "line in the log every 10 s",
-        "give True or False",
-        lambda value: isinstance(value, bool),
-        None,
-    ),
-)

@@ -23,7 +23,7 @@ from producerd.errors import Code, ProducerdError
 from spark_client.configuration import configured, is_connect
 from spark_client.diverting import name_of_call
 from spark_client.interrupts import cancelled_on_interrupt, insist
-from spark_client.options import JsonOption, WriterOptions, refuse, refuse_unknown
+from spark_client.options import OPTIONS, JsonOption, WriterOptions, refuse, refuse_unknown
 from spark_client.progress import Progress, described
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
@@ -49,8 +49,6 @@ Spark 3.5 has no bound in bytes, and its default of 10,000 rows was 300 MB.
 MOST_ARROW_BATCH_RECORDS: Final = 10_000
 """The default of ``max_frame_records``, the most records that a frame has."""
 
-NO_OPTIONS: Final = ("df", "batch_id", "dry_run", "misplaced", "unknown")
-"""The parameters of `write_batch` that are not the writer's."""
 KEPT_RESULTS: Final = 100
 """As many as Spark keeps in ``query.recentProgress``."""
 
@@ -120,31 +118,13 @@ class KinesisBatchWriter:
         progress: bool = True,
         **unknown: Unpack[NoKeywords],
     ) -> None:
+        given = locals()
         refuse_unknown(unknown)
+        self._options = WriterOptions(**{option.name: given[option.name] for option in OPTIONS})
         self.last_result: BatchResult | None = None
         self.results: deque[BatchResult] = deque(maxlen=KEPT_RESULTS)
         self._row_bytes = 0.0
         self._configured: Mapping[str, Any] | None = None  # read once, because it takes a call for each entry
-        self._options = WriterOptions(
-            stream=stream,
-            partition_key=partition_key,
-            data=data,
-            explicit_hash_key=explicit_hash_key,
-            stream_column=stream_column,
-            json_options=json_options,
-            socket=socket,
-            null_key=null_key,
-            on_bad_record=on_bad_record,
-            divert_to=divert_to,
-            put_timeout_seconds=put_timeout_seconds,
-            flush_timeout_seconds=flush_timeout_seconds,
-            connect_timeout_seconds=connect_timeout_seconds,
-            reconnect_timeout_seconds=reconnect_timeout_seconds,
-            allow_speculation=allow_speculation,
-            daemon=daemon,
-            daemon_start_timeout_seconds=daemon_start_timeout_seconds,
-            progress=progress,
-        )
 
     def __repr__(self) -> str:
         return f"KinesisBatchWriter({self._options})"
@@ -244,10 +224,11 @@ def write_batch(
 
     It takes the arguments of `KinesisBatchWriter` and of `KinesisBatchWriter.write`, and returns and raises the same.
     """
-    options = {name: value for name, value in locals().items() if name not in NO_OPTIONS}
+    given = locals()
+    options = {option.name: given[option.name] for option in OPTIONS}
     if misplaced:
-        given = ", ".join(map(repr, (batch_id, *misplaced)))
-        refuse([f"{given}: after df and the batch's number, give each option by its name, such as stream='NAME'"])
+        wrong = ", ".join(map(repr, (batch_id, *misplaced)))
+        refuse([f"{wrong}: after df and the batch's number, give each option by its name, such as stream='NAME'"])
     return KinesisBatchWriter(**options, **unknown).write(df, batch_id, dry_run=dry_run)
 
 
