@@ -82,7 +82,7 @@ class Service(IntEnum):
     FAILED = 3
 
 
-class Kind(NamedTuple):
+class FieldKind(NamedTuple):
     """A kind of field: how its value is written and read.
 
     A required field whose kind has no fixed size has its length in front, in four bytes.  ``format``: of a number.
@@ -95,9 +95,9 @@ class Kind(NamedTuple):
     format: str = ""
 
 
-def _number(name: str, format_: str) -> Kind:
+def _number(name: str, format_: str) -> FieldKind:
     layout = struct.Struct(f"<{format_}")
-    return Kind(name, layout.pack, lambda reader: reader.unpack(layout)[0], has_fixed_size=True, format=format_)
+    return FieldKind(name, layout.pack, lambda reader: reader.unpack(layout)[0], has_fixed_size=True, format=format_)
 
 
 def _write_text(text: str) -> bytes:
@@ -160,7 +160,7 @@ _ROW_CODE: Final = struct.Struct("<BB")
 _SIZE: Final = struct.Struct("<I")
 TAG: Final = struct.Struct("<HI")
 _COUNT: Final = _number("u64", "Q")
-TEXT: Final = Kind("text", _write_text, _read_text)
+TEXT: Final = FieldKind("text", _write_text, _read_text)
 
 U8 = Annotated[int, _number("u8", "B")]
 U16 = Annotated[int, _number("u16", "H")]
@@ -169,10 +169,10 @@ U64 = Annotated[int, _COUNT]
 I64 = Annotated[int, _number("i64", "q")]
 F64 = Annotated[float, _number("f64", "d")]
 Text = Annotated[str, TEXT]
-Blob = Annotated[bytes, Kind("blob", bytes, lambda reader: bytes(reader.take(reader.left)))]
-LayoutOfFrame = Annotated[Layout, Kind("layout", _write_layout, _read_layout, has_fixed_size=True)]
-Codes = Annotated["tuple[RowCode, ...]", Kind("codes", _write_codes, _read_codes)]
-Counts = Annotated["tuple[tuple[str, int], ...]", Kind("counts", _write_counts, _read_counts)]
+Blob = Annotated[bytes, FieldKind("blob", bytes, lambda reader: bytes(reader.take(reader.left)))]
+LayoutOfFrame = Annotated[Layout, FieldKind("layout", _write_layout, _read_layout, has_fixed_size=True)]
+Codes = Annotated["tuple[RowCode, ...]", FieldKind("codes", _write_codes, _read_codes)]
+Counts = Annotated["tuple[tuple[str, int], ...]", FieldKind("counts", _write_counts, _read_counts)]
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ class Field(NamedTuple):
     """A field of a message.  ``tag``: of an optional field, which is not written if it has its default."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     tag: int
     default: Any
 
@@ -525,7 +525,7 @@ def encode(message: Message) -> bytes:
     return HEADER.pack(schema.number, flags, 0, len(payload)) + payload
 
 
-def written(kind: Kind, value: Any) -> bytes:
+def written(kind: FieldKind, value: Any) -> bytes:
     """Return the bytes of a required field."""
     data = kind.write(value)
     return data if kind.has_fixed_size else _SIZE.pack(len(data)) + data
@@ -610,14 +610,14 @@ class _Reader:
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self.take(layout.size))
 
-    def field(self, kind: Kind) -> Any:
+    def field(self, kind: FieldKind) -> Any:
         """Read a field at this place in the payload."""
         if kind.has_fixed_size:
             return kind.read(self)
         (size,) = self.unpack(_SIZE)
         return _Reader(self.take(size), self.header).whole(kind)
 
-    def whole(self, kind: Kind) -> Any:
+    def whole(self, kind: FieldKind) -> Any:
         """Read a field that fills the rest of the payload."""
         value = kind.read(self)
         if self.left:

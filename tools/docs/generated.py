@@ -218,7 +218,7 @@ def message_table() -> str:
     return "\n".join(lines)
 
 
-def _fields_of(fields: Iterable[tuple[str, messages.Kind]]) -> str:
+def _fields_of(fields: Iterable[tuple[str, messages.FieldKind]]) -> str:
     named = {name: kind.name for name, kind in fields}
     groups = ((kind, ", ".join(names)) for kind, names in groupby(named, key=named.__getitem__))
     return "; ".join(names if names.startswith(kind) else f"{kind} {names}" for kind, names in groups)
