@@ -14,6 +14,8 @@ from producerd.core.lanes.lane import Lane, spans_of
 from producerd.core.lanes.lanes import Lanes
 from producerd.core.rows.job import IN_REQUEST, QUEUED
 from producerd.core.rows.spans import Span
+from producerd.core.sending.answers import RequestFailed
+from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.sender import Sender
 from producerd.core.shards.shard_map import Shard
@@ -56,7 +58,7 @@ class ShardState(NamedTuple):
 
 
 class Diagnosis:
-    """Says what holds a stream's queue, and how each shard does.  It owns no fact of its own."""
+    """What reports read of a stream: what holds its queue, and how its requests and its shards do.  It owns no fact."""
 
     def __init__(self, sender: Sender, filling: Filling) -> None:
         self._sender = sender
@@ -116,7 +118,45 @@ class Diagnosis:
             return Holding("in_flight")
         return Holding("shard_rate", by_records=by_records, throttled=throttled)
 
+    # ---- rows and requests
+
+    @property
+    def records_without_caller(self) -> int:
+        """The number of unfinished records whose callers have left: a stop loses those that it cannot store."""
+        return sum([f.unsettled for f in self._sender.ledger.frames if f.owner is None and f.withdrawn_from != 0])
+
+    def oldest_seconds(self, now: float) -> float:
+        """Return how long ago the oldest unfinished frame was accepted, or 0 if there is none."""
+        frames = self._sender.ledger.frames
+        return now - next(iter(frames)).accepted_at if frames else 0.0
+
+    @property
+    def requests_in_flight(self) -> int:
+        """The number of requests that wait for their answer."""
+        return len(self._sender.in_flight)
+
+    @property
+    def wire_format(self) -> str:
+        """The name of the last request's format, or ""."""
+        last = self._sender.format.last
+        return "" if last is None else last.name
+
+    @property
+    def cbor_refused_as(self) -> RequestFailed | None:
+        """How the service refused CBOR, if requests go in JSON because of that."""
+        return self._sender.format.refusal
+
+    @property
+    def body_limit(self) -> BodyLimit:
+        """The size of the requests that a proxy lets through."""
+        return self._sender.body_limit
+
     # ---- the shards
+
+    @property
+    def map_error(self) -> str:
+        """The reason why the last reading of the shards failed, or ""."""
+        return self._sender.known.error
 
     @property
     def silent_shards(self) -> int:

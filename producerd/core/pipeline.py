@@ -30,7 +30,6 @@ from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.sorting import SortedRows
 from producerd.core.rules import PipelineRules
 from producerd.core.sending.answers import Answer, RequestFailed
-from producerd.core.sending.body_limit import BodyLimit
 from producerd.core.sending.requests import Request
 from producerd.core.sending.sender import Sender
 from producerd.core.shards.knowledge import KnownShards
@@ -78,14 +77,6 @@ class Pipeline:
         return sum(frame.unsettled for frame in self.ledger.frames)
 
     @property
-    def requests_in_flight(self) -> int:
-        return len(self.sender.in_flight)
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return self.sender.in_flight.bytes
-
-    @property
     def held_by_node(self) -> bool:
         """Whether it has rows to send, but requests of all streams use up the node's limit until one of them ends."""
         return self.sender.held_by_node
@@ -124,17 +115,6 @@ class Pipeline:
         """Whether rows to be aggregated go as plain records, at one shard's pace, because the shards are unknown."""
         return self.known.goes_plain
 
-    @property
-    def wire_format(self) -> str:
-        """The name of the last request's format, or ""."""
-        last = self.sender.format.last
-        return "" if last is None else last.name
-
-    @property
-    def cbor_refused_as(self) -> RequestFailed | None:
-        """How the service refused CBOR, if requests go in JSON because of that."""
-        return self.sender.format.refusal
-
     def refuses(self, now: float, *, patient: bool = False, probes: bool = True, owner: object = None) -> RowEnd | None:
         """Return why a caller's frame must be refused, or None.
 
@@ -160,20 +140,6 @@ class Pipeline:
         if filling.has_batch or filling.has_only_by_map:
             due = min(due, self.known.next_time(of_refusal=not filling.has_batch))
         return due if due < inf else None
-
-    @property
-    def records_without_caller(self) -> int:
-        """The number of unfinished records whose callers have left: a stop loses those that it cannot store."""
-        return sum([f.unsettled for f in self.ledger.frames if f.owner is None and f.withdrawn_from != 0])
-
-    def oldest_seconds(self, now: float) -> float:
-        """Return how long ago the oldest unfinished frame was accepted, or 0 if there is none."""
-        return now - next(iter(self.ledger.frames)).accepted_at if self.ledger.frames else 0.0
-
-    @property
-    def map_error(self) -> str:
-        """The reason why the last reading of the shards failed, or ""."""
-        return self.known.error
 
     # ---- the operator
 
@@ -269,7 +235,7 @@ class Pipeline:
     def abandon(self) -> int:
         """End every row at the deadline, when nothing is in flight.  Return how many had no caller to return to."""
         self.ledger.return_new_frames()
-        orphans = self.records_without_caller
+        orphans = self.diagnosis.records_without_caller
         for frame in list(self.ledger.frames):
             self.ledger.withdraw(frame, RETURNED, "returned" if frame.owner is not None else "abandoned")
         return orphans
@@ -344,11 +310,6 @@ class Pipeline:
         self.sender.shard_map_failed(code, message, now, wrong_endpoint=wrong_endpoint, request_id=request_id)
 
     @property
-    def body_limit(self) -> BodyLimit:
-        """The size of the requests that a proxy lets through.  For reading only."""
-        return self.sender.body_limit
-
-    @property
     def record_limit_bytes(self) -> int:
         """The stream's limit on a record, as the summary or a stored record last showed it."""
         return self.sender.lanes.record_limit_bytes
@@ -415,6 +376,6 @@ class Pipeline:
             Outcome.NOT_STORED,
             Code.SHARD_MAP_MISSING,
             self.cannot_aggregate
-            or f'aggregation = "kpl" needs the stream\'s shards, and ListShards is denied ({self.map_error}); '
+            or f'aggregation = "kpl" needs the stream\'s shards, and ListShards is denied ({self.known.error}); '
             'allow kinesis:ListShards, or set aggregation = "none"',
         )

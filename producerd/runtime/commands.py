@@ -213,7 +213,7 @@ def _totals(stream: Stream, now: float) -> JsonObject:
         "failed_reasons": dict(stats.failed_records),
         "discarded_records": sum(stats.discarded_records.values()),
         "record_retries": stats.retried_records,
-        "oldest_record_seconds": round(stream.pipeline.oldest_seconds(now), 1),
+        "oldest_record_seconds": round(stream.pipeline.diagnosis.oldest_seconds(now), 1),
         "blocked_seconds": round(stream.gate.active_seconds(now), 1),
     }
 

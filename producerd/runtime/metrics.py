@@ -521,7 +521,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ): lambda s, _: s.budget.peak_bytes,
     Family(
         "queue_oldest_record_age_seconds", "gauge", "Age of the oldest frame that has unsettled records.", together=max
-    ): (lambda s, at: s.pipeline.oldest_seconds(at.now)),
+    ): (lambda s, at: s.pipeline.diagnosis.oldest_seconds(at.now)),
     Family("backpressure_blocked_clients", "gauge", "Callers that wait for room in the queue or in their window."): (
         lambda s, _: s.gate.blocked_callers
     ),
@@ -586,7 +586,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         usual=(),
     ): (lambda s, _: s.pipeline.stats.user_records),
     Family("inflight_requests", "gauge", "PutRecords that wait for their answer."): lambda s, _: (
-        s.pipeline.requests_in_flight
+        s.pipeline.diagnosis.requests_in_flight
     ),
     Family("delivered_records_total", "counter", "Records that Kinesis stored."): lambda s, _: (
         s.pipeline.stats.delivered_records

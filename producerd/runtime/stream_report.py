@@ -39,7 +39,7 @@ class StreamReport:
 
     def __init__(self, name: str, pipeline: Pipeline, gate: AdmissionGate, budget: QueueBudget) -> None:
         self.name = name
-        self._pipeline = pipeline
+        self._pipeline, self._diagnosis = pipeline, pipeline.diagnosis
         self._gate = gate
         self._budget = budget
         self.capacity_mode = ""  # as the stream's summary showed it last
@@ -89,7 +89,7 @@ class StreamReport:
         """
         state = self._pipeline.health.state
         refused = state in (HealthState.SUSPECT, HealthState.BROKEN)
-        return "outage" if self._pipeline.diagnosis.in_outage and not refused else state.value
+        return "outage" if self._diagnosis.in_outage and not refused else state.value
 
     @property
     def is_up(self) -> bool:
@@ -117,11 +117,11 @@ class StreamReport:
             then, seconds = self._oldest
             passed = now - then
             self.slow_seconds[self._holding.held_by] += min(passed, max(0.0, seconds + passed - SLOW_SECONDS))
-        self._oldest = None if self._pipeline.idle else (now, self._pipeline.oldest_seconds(now))
+        self._oldest = None if self._pipeline.idle else (now, self._diagnosis.oldest_seconds(now))
 
     def _look(self, now: float) -> Holding:
         if now >= self._looked_at + LOOK_SECONDS:
-            self._looked_at, self._seen = now, self._pipeline.diagnosis.holding(now)
+            self._looked_at, self._seen = now, self._diagnosis.holding(now)
             self._tell_slow(now)
         return Holding("node_limit") if self._waits_for_node else self._seen
 
@@ -137,7 +137,7 @@ class StreamReport:
         waited_seconds = self._active_seconds - seconds_before
         if now >= began_at + SLOW_WITHIN_SECONDS:
             self._waits_before = now, self._active_seconds
-        oldest_seconds = self._pipeline.oldest_seconds(now)
+        oldest_seconds = self._diagnosis.oldest_seconds(now)
         if max(waited_seconds, oldest_seconds) >= SLOW_SECONDS and now >= self._told_slow_at + TELL_AGAIN_SECONDS:
             self._told_slow_at = now
             log.warning(
@@ -160,7 +160,7 @@ class StreamReport:
             self._budget.limit_records,
             self._budget.used_bytes,
             self._budget.limit_bytes,
-            self._pipeline.requests_in_flight,
+            self._diagnosis.requests_in_flight,
             stats.last_error,
             holding.shard_id,
             holding.share,
@@ -180,7 +180,7 @@ class StreamReport:
             stream=self.name,
             refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
             failed_as=in_flight.failed_as,
-            map_error=pipeline.map_error,
+            map_error=self._diagnosis.map_error,
             aggregates=pipeline.rules.entries.aggregate,
             goes_plain=pipeline.goes_plain,
             is_full=self._gate.wants_room(),
@@ -197,7 +197,7 @@ class StreamReport:
         return (
             f"{self._reason(self._look(now))}; queue {budget.used_records:,} of {budget.limit_records:,} records, "
             f"{budget.used_bytes:,} of {budget.limit_bytes:,} bytes, "
-            f"{self._pipeline.requests_in_flight} requests in flight"
+            f"{self._diagnosis.requests_in_flight} requests in flight"
             f"{f', last error: {stats.last_error}' if stats.last_error else ''}"
         )
 
@@ -209,15 +209,15 @@ class StreamReport:
             "health": self.health,
             "paused": pipeline.paused,
             "queue_records": pipeline.queued_records,
-            "records_without_caller": pipeline.records_without_caller,
+            "records_without_caller": self._diagnosis.records_without_caller,
             "queue_limit_records": budget.limit_records,
             "queue_bytes": budget.used_bytes,
             "queue_limit_bytes": budget.limit_bytes,
             "blocked_callers": self._gate.blocked_callers,
             "sessions": self._gate.sessions,
-            "requests_in_flight": pipeline.requests_in_flight,
+            "requests_in_flight": self._diagnosis.requests_in_flight,
             "shards_open": len(pipeline.shard_map or ()),
-            "wire_format": pipeline.wire_format,
+            "wire_format": self._diagnosis.wire_format,
             **self._holds(now),
             "last_error": pipeline.stats.last_error,
         }
@@ -236,7 +236,7 @@ class StreamReport:
         Hash keys are decimal text, because most JSON readers round such numbers.
         """
         shards = []
-        for state in self._pipeline.diagnosis.shards(now):
+        for state in self._diagnosis.shards(now):
             values = state._asdict()
             shard = values.pop("shard")
             ends = {"starting_hash_key": str(shard.start), "ending_hash_key": str(shard.end)}
@@ -273,7 +273,7 @@ class StreamReport:
             log.warning(
                 "records go plain until the shards are known",
                 stream=self.name,
-                why=f"ListShards: {pipeline.map_error or 'no answer'}",
+                why=f"ListShards: {self._diagnosis.map_error or 'no answer'}",
             )
         elif self._went_plain_at is not None and not pipeline.goes_plain:
             seconds, self._went_plain_at = round(now - self._went_plain_at, 1), None
@@ -282,7 +282,7 @@ class StreamReport:
 
     def _tell_format(self) -> None:
         """Log once that the service has refused CBOR."""
-        refusal = self._pipeline.cbor_refused_as
+        refusal = self._diagnosis.cbor_refused_as
         if refusal is not None and not self._told_format:
             self._told_format = True
             log.warning(
@@ -295,7 +295,7 @@ class StreamReport:
 
     def _tell_body_limit(self, now: float) -> None:
         """Log that a proxy refuses large requests, once only smaller ones pass for a while, and when that has ended."""
-        limit = self._pipeline.body_limit
+        limit = self._diagnosis.body_limit
         if limit.lasts_since is None:
             if self._told_body_limit:
                 log.info("large requests pass again", stream=self.name)

@@ -191,7 +191,7 @@ class Desk:
         assert self.pipeline.idle == (self.pipeline.queued_records == 0)
         if not self.pipeline.idle:
             return False
-        assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.in_flight_bytes) == (0, 0, 0)
+        assert (self.budget.used_records, self.budget.used_bytes, self.pipeline.sender.in_flight.bytes) == (0, 0, 0)
         return True
 
     def delivered(self, *frames: Frame, copies: int = 0) -> None:
@@ -270,7 +270,7 @@ class Sent:
         format_ = desk.pipeline.format_of(request, is_aws=desk.is_aws)
         self.encoded = encode(ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map, format_)
         desk.pipeline.encoded(request, self.encoded, desk.now)
-        self.format = desk.pipeline.wire_format
+        self.format = desk.pipeline.diagnosis.wire_format
         self.entries: list[dict[str, Any]] = loads(bytes(self.encoded.body))["Records"]
 
     @property

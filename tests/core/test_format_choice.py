@@ -33,7 +33,7 @@ def taken_in(desk: Desk, rows: int = 1) -> str:
 )
 def test_the_setting_and_the_endpoint_choose(wire_format: str, is_aws: bool, expected: str) -> None:
     desk = Desk(wire_format=wire_format, is_aws=is_aws)
-    assert desk.pipeline.wire_format == ""
+    assert desk.pipeline.diagnosis.wire_format == ""
     assert taken_in(desk) == expected
 
 
@@ -53,7 +53,7 @@ def test_rows_refused_in_cbor_go_in_json_and_all_that_follow(wire_format: str, s
     again.stored()
     assert desk.finished()[-1] is frame
     assert ends_of(frame) == {}
-    assert desk.pipeline.cbor_refused_as is refusal
+    assert desk.pipeline.diagnosis.cbor_refused_as is refusal
     assert desk.pipeline.health.state is HealthState.WORKING
     assert not desk.pipeline.stats.record_errors
     assert taken_in(desk) == "json"
@@ -65,7 +65,7 @@ def test_rows_that_json_cannot_carry_either_are_no_reason_to_leave_cbor() -> Non
     while not frame.finished:
         desk.send_when_due().fail(REFUSAL)
     assert [code for _, code, _ in ends_of(frame).values()] == ["REQUEST_REFUSED"]
-    assert desk.pipeline.cbor_refused_as is None
+    assert desk.pipeline.diagnosis.cbor_refused_as is None
     desk.now += 6.0
     assert taken_in(desk) == "cbor"
 
@@ -80,7 +80,7 @@ def test_of_many_rows_the_one_that_is_refused_fails_alone_and_cbor_stays() -> No
         else:
             sent.stored()
     assert {row: code for row, (_, code, _) in ends_of(frame).items()} == {17: "REQUEST_REFUSED"}
-    assert desk.pipeline.cbor_refused_as is None
+    assert desk.pipeline.diagnosis.cbor_refused_as is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_answer_that_stores_nothing_does_not_show_that_json_is_taken() -> Non
     desk = Desk(wire_format="cbor")
     desk.put(2).fail(REFUSAL)
     desk.send().answer([{"ErrorCode": THROTTLED, "ErrorMessage": "Rate exceeded"}] * 2)
-    assert desk.pipeline.cbor_refused_as is None
+    assert desk.pipeline.diagnosis.cbor_refused_as is None
     desk.now += 60
     assert desk.send().format == "cbor"
 
@@ -139,7 +139,7 @@ def test_part_of_the_rows_shows_nothing_of_the_others() -> None:
     part = desk.send()
     assert (len(part.data), part.format) == (3, "cbor")
     part.stored()
-    assert desk.pipeline.cbor_refused_as is None
+    assert desk.pipeline.diagnosis.cbor_refused_as is None
 
 
 @pytest.mark.law("Lane")

@@ -84,8 +84,8 @@ def test_the_number_on_its_way_follows_the_new_limits_and_what_is_above_them_end
     for left, sent in zip((3, 2, 1), first, strict=False):
         assert desk.try_send() is None
         sent.stored_as_predicted()
-        assert desk.pipeline.requests_in_flight == left
-    assert desk.pipeline.requests_in_flight == 1
+        assert desk.pipeline.diagnosis.requests_in_flight == left
+    assert desk.pipeline.diagnosis.requests_in_flight == 1
     on_their_way = [first[3], *desk.send_all()]
     assert len(on_their_way) == 2
     reload(desk, max_in_flight_requests=24)
@@ -175,7 +175,7 @@ def test_in_a_pause_nothing_is_sent_and_what_is_on_its_way_ends() -> None:
     assert desk.try_send() is None
     assert desk.pipeline.next_time() is None, "nothing is due before somebody resumes"
     assert desk.holding().cause == "paused"
-    assert desk.pipeline.requests_in_flight == 0
+    assert desk.pipeline.diagnosis.requests_in_flight == 0
     desk.pipeline.resume()
     assert desk.holding().cause == "daemon"
     for sent in desk.send_all():

@@ -605,7 +605,7 @@ def test_requests_in_flight_are_bounded_by_count_and_bytes_or_are_exactly_one() 
     desk.queue([(b"key %d" % i, b"x" * 200, None) for i in range(100)])
     sents = desk.send_all()
     assert len(sents) >= 2
-    assert desk.pipeline.in_flight_bytes <= 1_000
+    assert desk.pipeline.sender.in_flight.bytes <= 1_000
     desk = Desk(request_max_bytes=400, max_in_flight_bytes=1_000)
     desk.queue([(b"k", b"x" * 5_000, None)] * 2)
     assert len(desk.send_all()) == 1
@@ -750,7 +750,7 @@ def test_at_the_deadline_every_row_ends_and_those_without_a_caller_are_counted()
     desk = Desk()
     orphan, kept = desk.submit(5, owner="gone"), desk.submit(3, owner="here")
     desk.pipeline.disown("gone")
-    assert desk.pipeline.records_without_caller == 5
+    assert desk.pipeline.diagnosis.records_without_caller == 5
     assert desk.pipeline.abandon() == 5
     assert orphan.finished
     assert desk.finished() == [kept]
@@ -1134,12 +1134,12 @@ def test_a_list_is_read_regularly_and_soon_if_rows_want_it_and_not_for_an_idle_s
 def test_a_stream_is_in_outage_while_nothing_passes_or_its_first_list_does_not_come(aggregate: bool) -> None:
     desk = Desk(known=False, aggregate=aggregate)
     desk.map_failed(Code.UNREACHABLE, "no route to host")
-    assert desk.pipeline.map_error == "UNREACHABLE: no route to host"
+    assert desk.pipeline.diagnosis.map_error == "UNREACHABLE: no route to host"
     assert not desk.in_outage(), "no row waits"
     desk.submit(4)
     assert desk.in_outage() is aggregate
     desk.set_map(even_map(1))
-    assert desk.pipeline.map_error == ""
+    assert desk.pipeline.diagnosis.map_error == ""
     assert not desk.in_outage()
     desk = Desk(request_max_records=1, aggregate=aggregate, aggregate_max_records=1)
     desk.queue(4)
@@ -1179,13 +1179,13 @@ def test_rows_await_a_newer_map_only_if_they_become_aggregates(aggregate: bool) 
 
 def test_the_oldest_frame_that_is_not_finished_has_an_age() -> None:
     desk = Desk(request_max_records=1)
-    assert desk.pipeline.oldest_seconds(desk.now) == 0.0
+    assert desk.pipeline.diagnosis.oldest_seconds(desk.now) == 0.0
     desk.queue(1)
     desk.now += 2.0
     desk.submit(1)
-    assert desk.pipeline.oldest_seconds(desk.now + 1.0) == 3.0
+    assert desk.pipeline.diagnosis.oldest_seconds(desk.now + 1.0) == 3.0
     desk.send().stored()
-    assert desk.pipeline.oldest_seconds(desk.now + 1.0) == 1.0
+    assert desk.pipeline.diagnosis.oldest_seconds(desk.now + 1.0) == 1.0
 
 
 def test_a_stream_that_does_not_aggregate_is_not_refused_because_it_cannot() -> None:

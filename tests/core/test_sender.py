@@ -560,7 +560,7 @@ def test_while_nothing_passes_what_is_out_for_long_holds_up_no_other_and_counts_
         desk.now = desk.due()
     full, room = {
         "requests": ({"max_in_flight_requests": 2}, {"max_in_flight_requests": 3}),
-        "bytes": [{"max_in_flight_bytes": desk.pipeline.in_flight_bytes + more} for more in (999, 1_000)],
+        "bytes": [{"max_in_flight_bytes": desk.pipeline.sender.in_flight.bytes + more} for more in (999, 1_000)],
     }[limit]
     reload(desk, **full)
     assert desk.try_send() is None
@@ -647,7 +647,7 @@ def test_the_window_in_bytes_lets_single_large_rows_go_one_by_one() -> None:
     for _ in range(3):
         sents = desk.send_all()
         assert len(sents) == 1
-        assert desk.pipeline.in_flight_bytes <= 100_000 or len(sents[0].entries) == 1
+        assert desk.pipeline.sender.in_flight.bytes <= 100_000 or len(sents[0].entries) == 1
         sents[0].stored_as_predicted()
         desk.now += 2
     assert frame.finished
@@ -660,7 +660,7 @@ def test_a_large_row_goes_next_to_others_if_the_window_has_exactly_its_bytes(mis
     desk.open_window()
     desk.put([(b"k", b"small", LOW)])
     desk.queue([(b"k", b"x" * 2_000, HIGH)])
-    reload(desk, max_in_flight_bytes=desk.pipeline.in_flight_bytes + 1 + 2_000 + ENTRY_OVERHEAD_BYTES - missing)
+    reload(desk, max_in_flight_bytes=desk.pipeline.sender.in_flight.bytes + 1 + 2_000 + ENTRY_OVERHEAD_BYTES - missing)
     desk.open_window()
     assert len(desk.send_all()) == (0 if missing else 1)
 

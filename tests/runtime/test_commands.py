@@ -103,7 +103,7 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals(monkeypat
     stats.delivered_records, stats.delivered_bytes, stats.retried_records = 30, 3_000, 6
     stats.failed_records.update({"KMS": 2, "EXPIRED": 3})
     stats.discarded_records.update({"returned": 4, "disconnected": 1})
-    monkeypatch.setattr(type(stream.pipeline), "oldest_seconds", lambda *_: 12.3456)
+    monkeypatch.setattr(type(stream.pipeline.diagnosis), "oldest_seconds", lambda *_: 12.3456)
     monkeypatch.setattr(type(stream.gate), "active_seconds", lambda *_: 10.3456)
     status = commands_of(stream).status()
     (of_stream,) = status.pop("streams")

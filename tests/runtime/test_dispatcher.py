@@ -97,7 +97,7 @@ class Bench:
         assert self.finishes == dict.fromkeys(self.frames, 1)
         assert set(self.completed.values()) <= {1}
         assert self.stream.pipeline.idle
-        assert self.stream.pipeline.requests_in_flight == 0
+        assert self.stream.pipeline.diagnosis.requests_in_flight == 0
         assert (self.stream.budget.used_records, self.stream.budget.used_bytes) == (0, 0)
 
 
@@ -190,7 +190,7 @@ async def test_nothing_is_started_after_it_gave_up() -> None:
         await on.dispatcher.give_up()
         await turn_over(5)
         assert on.kinesis.requests == 2
-        assert on.stream.pipeline.requests_in_flight == 0
+        assert on.stream.pipeline.diagnosis.requests_in_flight == 0
         assert on.stream.pipeline.abandon() == 30_000
 
 
@@ -286,10 +286,10 @@ async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_
         second.submit(rows(40, size=10_000))
         await until_on_loop(lambda: len(kinesis.waiting) == 5)
         await turn_over(5)
-        assert second.stream.pipeline.requests_in_flight == 1, "its floor"
+        assert second.stream.pipeline.diagnosis.requests_in_flight == 1, "its floor"
         for _ in range(3):
             kinesis.waiting.pop(0).set()  # the first one's
-        await until_on_loop(lambda: second.stream.pipeline.requests_in_flight > 1)
+        await until_on_loop(lambda: second.stream.pipeline.diagnosis.requests_in_flight > 1)
         kinesis.holds = False
         for waiting in kinesis.waiting:
             waiting.set()

@@ -127,7 +127,7 @@ class Simulation(Events):
 
     def describe(self) -> str:
         return (
-            f"{self.pipeline.queued_records} queued, {self.pipeline.requests_in_flight} in flight, "
+            f"{self.pipeline.queued_records} queued, {self.pipeline.diagnosis.requests_in_flight} in flight, "
             f"budget {self.budget.used_records}/{self.budget.used_bytes}, {self.gate.blocked_callers} blocked, "
             f"{self.pipeline.health.state}, {self.pipeline.stats}"
         )
