@@ -13,7 +13,7 @@ import gc
 import selectors
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import cbor2
@@ -23,7 +23,7 @@ import orjson
 
 from benchmarks.counter import Counter
 from producerd.config import StreamSettings
-from producerd.config.settings import NodeSettings
+from producerd.config.tuning import TUNING
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.encoding.formats import CBOR, Format
 from producerd.core.lanes.lane import Lane
@@ -46,7 +46,6 @@ ENDLESS: Final = 10**12
 """Number of records that no walk reaches."""
 MOST_DIFFERENT: Final = 200_000
 """Number of different records, after which they repeat."""
-_NODE: Final = NodeSettings()
 _QUEUE_BYTES: Final = StreamSettings().queue_limit_bytes
 
 
@@ -115,9 +114,9 @@ def make_frames(case: Case, records: int) -> list[Columns]:
     """Return the frames, which are the same in each run: whole frames with this many records or a few more."""
     drawn = np.random.default_rng(1)
     different = _keys(drawn, case.keys or 0)
-    largest = min(_NODE.max_frame_bytes, _QUEUE_BYTES // (2 * case.sessions))  # as in the daemon's OPENED
+    largest = min(TUNING.max_frame_bytes, _QUEUE_BYTES // (2 * case.sessions))  # as in the daemon's OPENED
     fit = (largest - FRAME_CHARGE_BYTES) // (KEY_BYTES + case.record_bytes + RECORD_CHARGE_BYTES)
-    rows = case.frame_records or min(fit, _NODE.max_frame_records)
+    rows = case.frame_records or min(fit, TUNING.max_frame_records)
 
     def frame() -> Columns:
         keys = different[drawn.integers(0, len(different), rows)] if len(different) else _keys(drawn, rows)
@@ -151,7 +150,7 @@ class _Walk:
     """The host of the walk's sessions, and the Kinesis of their stream."""
 
     def __init__(self, case: Case, counter: Counter, loop: _Loop, laid_out: Sequence[Columns]) -> None:
-        largest = max(_NODE.max_frame_bytes, _largest(case))
+        largest = max(TUNING.max_frame_bytes, _largest(case))
         self.case = case
         self.counter = counter
         self.loop = loop
@@ -162,14 +161,14 @@ class _Walk:
         self.room_bytes = int(_QUEUE_BYTES * case.queued_share) // case.sessions
         self.rules = SessionRules(
             # In walks with a full queue, the queue's limit decides how much waits.
-            window_bytes=max(_NODE.session_window_bytes, self.room_bytes),
-            window_frames=_NODE.session_window_frames if not case.queued_share else 1_000,
+            window_bytes=max(TUNING.session_window_bytes, self.room_bytes),
+            window_frames=TUNING.session_window_frames if not case.queued_share else 1_000,
             max_frame_bytes=largest,
-            max_frame_records=_NODE.max_frame_records,
+            max_frame_records=TUNING.max_frame_records,
             body_timeout_seconds=1e9,
         )
         self.shares = LoopShares(lambda: 0.0)  # on a slow emulator a client would have used up its share
-        self.stream = Stream(STREAM, settings, largest, _NODE.max_frame_records, touched=self._touched)
+        self.stream = Stream(STREAM, settings, touched=self._touched, tuning=replace(TUNING, max_frame_bytes=largest))
         self.frames = laid_out
         self.requests = self.entries = self.entry_bytes = 0  # since counting began
         self.numbers = 0  # the last sequence number

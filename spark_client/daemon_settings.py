@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 TABLE: Final = "daemon_settings.json"
-"""The settings of the node and of a stream with their types, ranges and patterns, and the units of sizes.
+"""The settings of the node and of a stream with their types, ranges and patterns, those that are gone, and the units of
+sizes.
 
 ``./dev docs --write`` writes it.
 """
@@ -85,7 +86,7 @@ def from_text(given: Mapping[str, str], prefix: str) -> tuple[dict[str, str], li
 
     Spark hands options over in lower case, and users write them with or without underscores.
     """
-    names = {name.replace("_", ""): name for name in (*_any(), COMMAND)}
+    names = {name.replace("_", ""): name for name in (*_any(), *_table()["gone"], COMMAND)}
     spelled: dict[str, list[str]] = {}
     for option in given:
         name = option[len(prefix) :]
@@ -109,6 +110,8 @@ def _any() -> Mapping[str, Any]:
 def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) -> Iterator[str]:
     if name in OF_ITS_OWN:
         yield f"daemon.{place}={_shown(name, value)}: a daemon that tasks start has its own; leave it out"
+    elif name in (gone := _table()["gone"]):
+        yield f"daemon.{place}: is gone since 0.2, so leave it out: {gone[name]}"
     elif name not in known:
         near = difflib.get_close_matches(name, [*known, COMMAND])
         hint = f"did you mean {' or '.join(near)}?" if near else "docs/operate/configuration.md lists all"

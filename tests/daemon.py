@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import select
@@ -19,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.wire import messages
 from producerd.wire.columns import Columns, Layout, lay_out
-from tests.forks import Forked, Program, can_fork
+from tests.forks import NO_TUNING, Forked, Program, can_fork
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SERVICE_PYTHON: Final = os.environ.get("PRODUCERD_TEST_PYTHON", sys.executable)
@@ -48,7 +49,6 @@ QUICK: Final = {
     "region": "us-east-1",
     "linger_seconds": 0.01,
     "drain_timeout_seconds": 5,
-    "body_timeout_seconds": 5,
     "shard_rate_fraction": 1_000,  # the fake has no limits unless a test sets them
 }
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
@@ -85,6 +85,7 @@ WITHOUT_A_SUM: Final = ("queue_limit_records", "queue_limit_bytes", "stream_up")
 class DaemonProcess:
     """One ``python -m producerd serve OPTIONS``, behind ``prefix``.  ``sets`` are its settings, over `QUICK`.
 
+    ``tuning`` has values of its `Tuning` that differ.
     With ``forked`` it is a fork of a process that has imported it already (`tests.forks`), unless ``prefix`` or a
     variable in ``environ`` asks for an interpreter of its own.  ``program`` is which of the daemons is forked.
     """
@@ -101,6 +102,7 @@ class DaemonProcess:
         forked: bool = False,
         program: Program = "daemon",
         pass_fds: Sequence[int] = (),
+        tuning: Mapping[str, Any] = NO_TUNING,
     ):
         self.socket = socket_path or directory / "daemon.sock"
         self._log = directory / f"log-{time.monotonic_ns()}"
@@ -110,10 +112,13 @@ class DaemonProcess:
         self.process: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
             if forked and not prefix and can_fork(environ):
-                self.process = Forked(SERVICE_PYTHON, options, {**plain, **environ}, self._log, program)
+                self.process = Forked(SERVICE_PYTHON, options, {**plain, **environ}, self._log, program, tuning)
                 return
+            module: Sequence[str] = MODULE if prefix or not os.geteuid() else READABLE
+            if tuning:
+                module = ("-m", "tests.tuned", json.dumps(dict(tuning)))
             self.process = subprocess.Popen(
-                [*prefix, SERVICE_PYTHON, *(MODULE if prefix or not os.geteuid() else READABLE), "serve", *options],
+                [*prefix, SERVICE_PYTHON, *module, "serve", *options],
                 cwd=ROOT,
                 env={**plain, **environ},
                 stdin=subprocess.DEVNULL,
@@ -217,6 +222,7 @@ def daemon(
     prefix: Sequence[str] = (),
     options: Sequence[str] = (),
     forked: bool = True,
+    tuning: Mapping[str, Any] = NO_TUNING,
     **sets: Any,
 ) -> Iterator[DaemonProcess]:
     """A daemon that serves.  At the block's end it must end by SIGTERM, with this code and without a traceback.
@@ -227,7 +233,14 @@ def daemon(
         own = CREDENTIALS if environ is None else environ
         settings = {"endpoint_url": endpoint_url, **sets}
         running = DaemonProcess(
-            path, settings, own, socket_path=socket_path, prefix=prefix, options=options, forked=forked
+            path,
+            settings,
+            own,
+            socket_path=socket_path,
+            prefix=prefix,
+            options=options,
+            forked=forked,
+            tuning=tuning,
         )
         try:
             running.wait_ready()

@@ -23,11 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 Program = Literal["daemon", "unchanged_daemon", "kinesis"]
 """What a template forks.  A ``daemon`` renders its metrics whenever it is asked, and an unchanged one once a second."""
 ROOT: Final = Path(__file__).resolve().parents[1]
+NO_TUNING: Final[Mapping[str, Any]] = MappingProxyType({})
 AFTER_THE_START: Final = ("PATH", "HOME", "AWS_", "PRODUCERD_")
 """Beginnings of the variables that a daemon reads while it runs.  Others may matter to its interpreter or to C code."""
 
@@ -84,10 +86,11 @@ class Forked:
         environ: Mapping[str, str],
         log: Path,
         program: Program = "daemon",
+        tuning: Mapping[str, Any] = NO_TUNING,
     ) -> None:
         self._template = template(python, program)
         self.returncode: int | None = None
-        self.pid: int = self._template.ask(options=options, environ=environ, log=str(log))
+        self.pid: int = self._template.ask(options=options, environ=environ, log=str(log), tuning=dict(tuning))
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -113,25 +116,21 @@ class Forked:
 # ---- in the template
 
 
-def daemon(*, renders_at_once: bool) -> Callable[[list[str]], int]:
+def daemon(*, renders_at_once: bool) -> Callable[[list[str], Mapping[str, Any]], int]:
     """Import a daemon, and return its entry point."""
-    import producerd.cli
-    import producerd.runtime.app  # nearly all of the time that a start takes
     import producerd.runtime.daemon
-    import producerd.runtime.secrecy
+    from tests import tuned  # it imports the daemon, nearly all of the time that a start takes
 
     if renders_at_once:  # tests ask more often than a Prometheus
         producerd.runtime.daemon.RENDERING_SECONDS = 0.0  # type: ignore[misc]
-    if os.geteuid():  # the tests look at a daemon's memory and files, which then only root may
-        producerd.runtime.secrecy.keep_memory_private = lambda: None
-    return lambda options: producerd.cli.main(["serve", *options])
+    return lambda options, tuning: tuned.main(tuning, ["serve", *options])
 
 
-def kinesis() -> Callable[[list[str]], int]:
+def kinesis() -> Callable[[list[str], Mapping[str, Any]], int]:
     """Import a fake Kinesis, and return its entry point."""
     from producerd.testing import fake_kinesis
 
-    return fake_kinesis.main
+    return lambda options, _: fake_kinesis.main(options)
 
 
 def serve_orders(program: str) -> int:
@@ -151,7 +150,7 @@ def serve_orders(program: str) -> int:
             answer = os.fork()
             if not answer:
                 become(order["environ"], order["log"])
-                return run(order["options"])
+                return run(order["options"], order["tuning"])
             running.add(answer)
         print(json.dumps(answer), flush=True)
     for pid in running:

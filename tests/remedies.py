@@ -30,7 +30,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "a client's bytes could not be read": f"Its session ended. {REPORT}",
     "the daemon has failed": f"It ended with exit code 1 and is started again. {REPORT}",
     "a message could not be rendered": "One log line of the logger `of` is missing: report it.",
-    "stream looks refused": "Callers wait for `permanent_error_grace_seconds`. Look at `message`.",
+    "stream looks refused": "Callers wait for a minute. Look at `message`.",
     "stream is slow": "`why` names [the cause](slow-streams.md#what-to-do-about-each-cause).",
     "caller blocked": "`why` names [the cause](slow-streams.md#what-to-do-about-each-cause).",
     "ListShards failed": 'Allow `kinesis:ListShards`, or fix the way to the service. "ListShards works again" ends it.',
@@ -49,7 +49,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "`do` says.",
     "client is late": "The client did not send a frame in time, connects again and repeats it. Look at its machine's "
     "CPU.",
-    "client has not greeted": "A client sent no HELLO within `body_timeout_seconds`. `client` has its user id and pid.",
+    "client has not greeted": "A client sent no HELLO within 10 s. `client` has its user id and pid.",
     "clients flood the daemon": "One user's clients exceed their share and wait; others do not. See `uid`, `pid` and "
     "`ps -o args= -p PID`. A `pid` of 0 is in another container.",
     "client broke the protocol": "A foreign client, or another version. `client` has its user id and pid.",
@@ -58,8 +58,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "names, or end processes.",
     "client speaks other versions": "Install matching versions. `versions` are the client's.",
     "stream cannot have this name": "Kinesis has no such names. Correct the job.",
-    "stream is one too many": "Raise `max_streams` or `max_streams_per_user`, or free one that "
-    "`producerctl status` shows.",
+    "stream is one too many": "Raise `max_streams`, or free one that `producerctl status` shows.",
     "stream is not allowed": "Correct the name, or add its table or the user to the settings, as `why` says.",
     "client is not allowed": "A user outside `allowed_uids` connected. Add the user id, or see what runs there.",
     "who may not administer tried to": "The daemon refused an order. See `uid` and `pid`.",
@@ -79,9 +78,9 @@ CODES: Final[Mapping[str, tuple[str, str]]] = {
     Code.DRAINING: ("daemon", "The daemon stops, and `reconnect_timeout_seconds` is 0: Spark repeats the task."),
     Code.VERSION_MISMATCH: ("daemon", "Install the same release on all nodes."),
     Code.NOT_AUTHORIZED: ("client, daemon", "Check `socket_group`, `allowed_uids` and `streams_allowed`."),
-    Code.CONNECTION_LIMIT: ("daemon", "Raise `max_connections` or `max_connections_per_user`."),
+    Code.CONNECTION_LIMIT: ("daemon", "Raise `max_connections`."),
     Code.TABLE_FULL: ("daemon", "An idle client made room for another. As CONNECTION_LIMIT."),
-    Code.STREAM_LIMIT: ("daemon", "Raise `max_streams` or `max_streams_per_user`, or list the stream."),
+    Code.STREAM_LIMIT: ("daemon", "Raise `max_streams`, or list the stream."),
     Code.STREAM_NOT_FOUND: ("Kinesis", "Check the name, `region` and `stream_arn`."),
     Code.ACCESS_DENIED: (
         "Kinesis",

@@ -23,7 +23,6 @@ OTHERS = {
 """A value of each setting that has neither a range nor choices, except of one stream's and of secrets."""
 TOGETHER = {
     "node_queue_limit_bytes": "64 GiB",
-    "max_frame_bytes": "4 KiB",
     "node_max_in_flight_bytes": "64 GiB",
     "max_streams": "9",
     "aggregate_max_bytes": "1 KiB",

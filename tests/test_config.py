@@ -260,7 +260,11 @@ REFUSED: dict[str, list[str]] = {
         f"{key}=1"
         for key in ("maxConnections", "RateLimit", "RecordMaxBufferedTime", "CollectionMaxCount", "failIfThrottled")
     ],
-    "a setting of an earlier release": ['transport="direct"', "$PRODUCERD_TRANSPORT=direct"],
+    "a setting of an earlier release": [
+        'transport="direct"',
+        "$PRODUCERD_TRANSPORT=direct",
+        "streams.a.shard_map_wait_seconds=5",
+    ],
     "a variable with a misspelt name": ["$PRODUCERD_QUEUE_LIMITX=5", "$PRODUCERD_MAX_STREAMSX=5"],
     "a name of one stream in a variable": ["$PRODUCERD_STREAM_NAME=x", "$PRODUCERD_STREAM_ARN=x"],
     "sizes of which one must not be larger": [
@@ -273,7 +277,7 @@ REFUSED: dict[str, list[str]] = {
     ],
     "lists of streams": [
         "streams_allowed=listed",
-        "streams_allowed=listed & worker_threads=17",
+        "streams_allowed=listed & max_streams=0",
         "max_streams=1 & streams.first.queue_limit=1 & streams.second.queue_limit=1",
     ],
     "an endpoint that is not a URL to which botocore sends": [
@@ -291,12 +295,12 @@ REFUSED: dict[str, list[str]] = {
         f"region={region}" for region in ("EU West", "-", "eu--", "a" * 64, "eu-west-1.example.com")
     ],
     "a number or a word that is not allowed": [
-        "shard_map_wait_seconds=0",
+        "request_timeout_seconds=0",
         "drain_timeout_seconds=nan",
         "drain_timeout_seconds=inf",
-        "worker_threads=true",
+        "max_streams=true",
         "log_level=loud",
-        "request_max_records=501",
+        "max_in_flight_requests=1025",
     ],
     "a --set that is not a setting": [
         *("queue_limit", "=5", "a b=5", "streams.a.b.queue_limit=5", "x.y=1", "#a=1", 'a\n"=1'),
@@ -530,10 +534,10 @@ def test_a_file_of_what_was_given_gives_the_same_settings_whatever_their_text_ho
         "linger_seconds=1",
     ]
     sets = [f"admin_socket={odd}", "queue_limit_bytes=32 MiB", "allowed_uids=0, 7", *named]
-    config = load(file, sets, {"PRODUCERD_WORKER_THREADS": "2"})
+    config = load(file, sets, {"PRODUCERD_MAX_STREAMS": "2"})
     assert str(config.node.admin_path) == odd.strip()
     written = tmp_path / "written.toml"
-    written.write_text(as_file(file, sets, {"PRODUCERD_WORKER_THREADS": "2"}))
+    written.write_text(as_file(file, sets, {"PRODUCERD_MAX_STREAMS": "2"}))
     assert load(written, environ=NOBODY) == config
     assert "max_connections" not in written.read_text(), "no defaults"
     with pytest.raises(ConfigurationError):
@@ -541,16 +545,16 @@ def test_a_file_of_what_was_given_gives_the_same_settings_whatever_their_text_ho
 
 
 def test_settings_as_text_say_where_each_came_from(file: Path, tmp_path: Path) -> None:
-    config = load(file, ["region=eu-west-1"], {"PRODUCERD_WORKER_THREADS": "2"})
+    config = load(file, ["region=eu-west-1"], {"PRODUCERD_MAX_STREAMS": "2"})
     text = as_toml(config, origins=True)
     told = {line.split("#")[0].strip(): line.partition("  # ")[2] for line in text.splitlines() if " = " in line}
     assert told['socket = "/run/other.sock"'] == f"file {file}"
-    assert told["worker_threads = 2"] == "environment PRODUCERD_WORKER_THREADS"
+    assert told["max_streams = 2"] == "environment PRODUCERD_MAX_STREAMS"
     assert told['region = "eu-west-1"'] == "--set"
     assert told["max_connections = 512"] == "default"
     assert told["queue_limit = 500"] == told["queue_limit = 5"] == f"file {file}"
     of_the_stream = text[text.index('[streams."a.b"]') :]
-    assert f"linger_seconds = 2                  # defaults: file {file}" in of_the_stream
+    assert f"linger_seconds = 2              # defaults: file {file}" in of_the_stream
     printed = tmp_path / "printed.toml"
     printed.write_text(text)
     assert load(printed, environ=NOBODY) == config
@@ -598,7 +602,7 @@ def test_the_schema_allows_what_is_allowed_and_no_more() -> None:
                 assert holds == can_be(model, name, number), (name, number)
             for number, holds in ((limits["maximum"], True), (limits["maximum"] + 1, False)):
                 assert holds == can_be(model, name, number), (name, number)
-    assert asked > 20
+    assert asked > 15
 
 
 def can_be(model: type[NodeSettings | StreamSettings], name: str, value: float) -> bool:
@@ -615,19 +619,11 @@ def test_the_schema_and_the_table_say_what_a_change_needs() -> None:
     described = schema()["properties"]
     restart = {name for name, told in described.items() if told.get("description", "").endswith("needs a restart.")}
     assert restart == {name for name, info in NodeSettings.model_fields.items() if needs_restart(info)}
-    assert {"socket", "worker_threads", "region", "max_frame_bytes"} <= restart
+    assert {"socket", "region", "log_format"} <= restart
     assert not {"allowed_uids", "max_streams", "node_queue_limit_bytes", "log_level", "max_connections"} & restart
     of_streams = {name for name, info in StreamSettings.model_fields.items() if needs_restart(info)}
     where = {"stream_name", "stream_arn", "region", "endpoint_url", "role_arn", "external_id"}
-    assert of_streams == where | {"connect_timeout_seconds", "wire_format", "aggregation", "ordering"}
-
-
-def test_a_user_has_all_but_a_sixteenth_of_streams_and_connections_unless_told_otherwise() -> None:
-    for count, most in ((1, 1), (15, 15), (16, 15), (512, 480)):
-        node = NodeSettings(max_streams=count, max_connections=count, max_frame_bytes=4 * KIB)
-        assert (node.most_streams_of_a_user, node.most_connections_of_a_user) == (most, most)
-    node = NodeSettings(max_streams_per_user=7, max_connections_per_user=9)
-    assert (node.most_streams_of_a_user, node.most_connections_of_a_user) == (7, 9)
+    assert of_streams == where | {"wire_format", "aggregation", "ordering"}
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,8 @@ def test_the_sum_is_the_law_of_the_process_term_by_term() -> None:
     config = settings(
         "node_queue_limit_bytes=300 MiB",
         "node_max_in_flight_bytes=20 MiB",
-        "worker_threads=2",
         "queue_limit_bytes=32 MiB",
         "streams.large.queue_limit_bytes=40 MiB",
-        "max_frame_bytes=2 MiB",
-        "session_window_frames=1000",
         "max_connections=100",
         "max_streams=10",
     )
@@ -44,8 +41,8 @@ def test_the_sum_is_the_law_of_the_process_term_by_term() -> None:
         "idle": IDLE_BYTES,
         "queues": 360 * MIB,
         "requests": int(4.2 * (20 + 10) * MIB),
-        "jobs": 2 * 8 * (10 + 2) * MIB,
-        "connections": 100 * (32 * KIB + int(1.1 * KIB * 1_000)),
+        "jobs": 8 * (10 + 1) * MIB,
+        "connections": 100 * (32 * KIB + int(1.1 * KIB * 64)),
         "lanes": 10 * 64 * 4 * KIB,
     }
     assert needed_bytes(config).bytes == sum(term.bytes for term in needed_bytes(config).terms)
@@ -81,8 +78,8 @@ def test_the_refusal_names_limit_need_and_each_term() -> None:
         "idle 160 MiB",
         "queues 307 MiB (1.2 x node_queue_limit_bytes = 256 MiB)",
         "requests 311 MiB (4.2 x (10 MiB for one larger record + node_max_in_flight_bytes = 64 MiB))",
-        "jobs 136 MiB (8 x worker_threads = 1 x 17 MiB",
-        "connections 51 MiB (max_connections = 512 x (32 KiB + 1.1 KiB x session_window_frames = 64))",
+        "jobs 136 MiB (8 x 17 MiB",
+        "connections 51 MiB (max_connections = 512 x (32 KiB + 1.1 KiB x 64 frames))",
         "lanes 16 MiB (4 KiB x max_streams = 64 x 64 open shards, assumed)",
     ):
         assert term in line
@@ -110,15 +107,15 @@ def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
     assert "where a stream has more" not in refusal(Config(), 900 * MIB)
 
 
-@pytest.mark.parametrize("frame_bytes", [64 * KIB, MIB])
-def test_each_stream_has_room_for_two_frames_and_for_two_requests(frame_bytes: int) -> None:
-    lower = lowered(settings(f"max_frame_bytes={frame_bytes // KIB} KiB"), 300 * MIB)
+@pytest.mark.parametrize("in_flight_bytes", [8 * MIB, 64 * MIB])
+def test_each_stream_has_room_for_two_frames_and_for_two_requests(in_flight_bytes: int) -> None:
+    lower = lowered(settings(f"node_max_in_flight_bytes={in_flight_bytes}"), 300 * MIB)
     assert lower is not None
     node = lower.node
     by_requests = node.node_max_in_flight_bytes // (2 * LEAST_REQUEST_BYTES)
-    by_frames = node.node_queue_limit_bytes // (2 * frame_bytes)
+    by_frames = node.node_queue_limit_bytes // (2 * MIB)
     assert node.max_streams == min(by_requests, by_frames) < 64
-    assert (by_requests < by_frames) is (frame_bytes < MIB)
+    assert (by_requests < by_frames) is (in_flight_bytes == 8 * MIB)
 
 
 def test_all_limits_get_the_same_share() -> None:
@@ -129,21 +126,6 @@ def test_all_limits_get_the_same_share() -> None:
     assert 0 < percent < 100
     assert lower.node.node_queue_limit_bytes == percent * 10 * MIB
     assert lower.node.max_connections == percent * 100
-
-
-@pytest.mark.parametrize("limit_mib", [245, 300])
-def test_lower_limits_are_settings_that_hold_however_little_there_is(limit_mib: int) -> None:
-    """A small queue reaches the least that is allowed before the requests are low enough."""
-    lower = lowered(settings("max_frame_bytes=4 KiB", "node_queue_limit_bytes=1 MiB"), limit_mib * MIB)
-    assert lower is not None
-    node = lower.node
-    again = settings(
-        f"node_queue_limit_bytes={node.node_queue_limit_bytes}",
-        f"node_max_in_flight_bytes={node.node_max_in_flight_bytes}",
-        f"max_streams={node.max_streams}",
-        "max_frame_bytes=4 KiB",
-    )
-    assert again.node.floor_bytes >= 4 * KIB
 
 
 def test_a_memory_is_used_to_the_byte() -> None:

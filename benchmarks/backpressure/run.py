@@ -40,6 +40,8 @@ CHARGED_BYTES: Final = RECORD_BYTES + 64
 """Bytes charged for a record at most: data, key, 32 bytes, and its share of a frame's 1,024."""
 ROOM_FOR_BATCHES: Final = 2
 """Micro-batches for which limits have room that must never hold.  A share of a limit is kept for other sessions."""
+WIDE: Final = {"session_window_bytes": 1 << 30, "session_window_frames": 4_096}
+"""Windows of sessions that never block a task before the queue does."""
 START_SECONDS: Final = 120.0
 STALL_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
@@ -109,17 +111,12 @@ class Bench:
         )
 
     def limits(self, case: str) -> dict[str, int]:
-        """Return the settings of both cases, which differ only in ``queue_limit``.
-
-        The windows of sessions are as large as possible.  Otherwise they would block a task before the queue does.
-        """
+        """Return the settings of both cases, which differ only in ``queue_limit``."""
         room = ROOM_FOR_BATCHES * self.batch_records
         return {
             "queue_limit": QUEUE_LIMIT if case == "with_limit" else room,
             "queue_limit_bytes": room * CHARGED_BYTES,
             "node_queue_limit_bytes": max(room * CHARGED_BYTES, NodeSettings().node_queue_limit_bytes),
-            "session_window_bytes": 1 << 30,
-            "session_window_frames": 4_096,
         }
 
     def run(self, case: str) -> Run:
@@ -151,7 +148,7 @@ class Bench:
             **self.limits(case),
         }
         sets = [f"--set={name}={value}" for name, value in settings.items()]
-        daemon = children.start("daemon", ["-m", "producerd", "serve", *sets])
+        daemon = children.start("daemon", ["-m", "tests.tuned", json.dumps(WIDE), "serve", *sets])
         ready, deadline = Watch(f"http://{address}", STREAM), time.monotonic() + START_SECONDS
         while not ready.ready():
             daemon.poll_line(0.05)  # it raises if the daemon has ended

@@ -72,7 +72,7 @@ class Bench:
     def figures(self) -> Iterator[Figures]:
         """Yield the figures.  Raise `ChildFailed` and `RecordsWrong`."""
         ours = self.ours
-        settings = {**ours.settings(Case(RECORD_BYTES, "kpl", 1)), "linger_seconds": 0.01}
+        settings = {**ours.settings(Case(RECORD_BYTES, "kpl")), "linger_seconds": 0.01}
         with ours.daemon(serve_with(settings)):
             program = ours.children.start("program", ["-m", puts.__name__, ours.socket, str(RECORD_BYTES)])
             program.line(START_SECONDS)

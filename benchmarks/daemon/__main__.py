@@ -40,9 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repeat", type=at_least(1), default=REPEATS, help=f"runs, of which the best counts ({REPEATS})"
     )
     parser.add_argument("--wire-format", choices=("json", "cbor"), default="cbor", help="the setting (cbor, as to AWS)")
-    parser.add_argument(
-        "--only", type=cases, nargs="+", metavar="BYTES[,AGGREGATION[,THREADS]]", help="such as 100,kpl or 1024,none,2"
-    )
+    parser.add_argument("--only", type=cases, nargs="+", metavar="BYTES[,AGGREGATION]", help="such as 100,kpl")
     return parser
 
 

@@ -31,7 +31,6 @@ from producerd.demo.scenario import environment, folder
 WORTH: Final = {100: 1, 1_024: 5, 10_240: 50}
 """The sizes of records, each with the number of records of 100 bytes that take about as long as one."""
 AGGREGATIONS: Final = ("none", "kpl")
-WORKER_THREADS: Final = (1, 2)
 NAIVE_WORTH: Final = 10
 """Slowdown of the naive daemon at 100 bytes.  It receives fewer records by this factor."""
 WARM_PART: Final = 4
@@ -62,7 +61,6 @@ class Figures:
 
     record_bytes: int
     aggregation: str
-    worker_threads: int
     cpu_ns_per_record: int
     loop_cpu_ns_per_record: int
     records_per_second: int
@@ -76,13 +74,12 @@ class Case(NamedTuple):
 
     record_bytes: int
     aggregation: str
-    worker_threads: int
 
     def __str__(self) -> str:
         return ",".join(map(str, self[:]))
 
 
-CASES: Final = tuple(Case(*case) for case in product(WORTH, AGGREGATIONS, WORKER_THREADS))
+CASES: Final = tuple(Case(*case) for case in product(WORTH, AGGREGATIONS))
 
 
 class RecordsWrong(Exception):
@@ -166,7 +163,6 @@ class Bench:
             "endpoint_url": self.endpoint_url,
             "shard_rate_fraction": FASTER_THAN_ANY_SHARD,
             "aggregation": case.aggregation,
-            "worker_threads": case.worker_threads,
             "wire_format": self.wire_format,
         }
 

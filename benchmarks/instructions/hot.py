@@ -201,7 +201,7 @@ def _rows(columns: Columns) -> CheckedRows:
 def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipeline, list[Request]]:
     """Return the first requests of some frames, and the jobs that they belong to."""
     settings = StreamSettings(aggregation=aggregation, shard_rate_fraction=10_000)  # type: ignore[arg-type]
-    pipeline = Stream(STREAM, settings, 1 << 20, 10_000).pipeline
+    pipeline = Stream(STREAM, settings).pipeline
     pipeline.set_shard_map(shard_map(SHARDS), _NOW)
     columns = _frame(record_bytes)
     for number in range(1, 5):
@@ -218,7 +218,7 @@ def _requests(aggregation: str, record_bytes: int, most: int = 1) -> tuple[Pipel
 
 def _encoding(aggregation: str, request: Request, format_: Format = CBOR) -> tuple[Callable[[], Any], Any]:
     settings = StreamSettings(aggregation=aggregation)  # type: ignore[arg-type]
-    rules = Stream(STREAM, settings, 1 << 20, 10_000).pipeline.rules.entries
+    rules = Stream(STREAM, settings).pipeline.rules.entries
     work = partial(encode, _ADDRESS, request.numbered, rules, request.aggregate_bytes, request.shard_map, format_)
     return work, work()
 

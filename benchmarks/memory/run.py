@@ -44,6 +44,7 @@ from producerd.config.memory import (
     mib,
     needed_bytes,
 )
+from producerd.config.tuning import TUNING
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment, folder, free_port
 from producerd.errors import BackpressureTimeout
@@ -253,7 +254,7 @@ class Bench:
     def job(self, record_bytes: int, shards: int) -> Figures:
         """Measure the sorting of the largest job that these settings allow."""
         config = self.config()
-        job_bytes = config.defaults.queue_limit_bytes // 4 + config.node.max_frame_bytes
+        job_bytes = config.defaults.queue_limit_bytes // 4 + TUNING.max_frame_bytes
         self.say(f"a job of {mib(job_bytes)}, {shards:,} shards ...")
         command = [sys.executable, "-m", sorting.__name__, *map(str, (job_bytes, record_bytes, shards))]
         grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -271,7 +272,7 @@ class Bench:
             rss, formula = daemon.rss_bytes, IDLE_BYTES + CONNECTIONS * CONNECTION_BYTES
             yield Figures(f"{CONNECTIONS} connections", None, None, None, rss, formula, rss - before)
             daemon.endpoint.set_faults(HANGING)
-            waiting = self.config().node.session_window_frames
+            waiting = TUNING.session_window_frames
             layout = frame_of(1, LARGE_BYTES).layout
             for connection in dialled:
                 for frame_id in range(1, waiting + 1):

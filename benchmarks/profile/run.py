@@ -12,7 +12,7 @@ from benchmarks.daemon.run import RUN_SECONDS, START_SECONDS, STOP_SECONDS, WARM
 from benchmarks.profile import sampled
 from benchmarks.profile.steps import STEPS
 
-CASES: Final = tuple(Case(size, aggregation, 1) for size in WORTH for aggregation in ("none", "kpl"))
+CASES: Final = tuple(Case(size, aggregation) for size in WORTH for aggregation in ("none", "kpl"))
 SAMPLES: Final = "samples.json"
 
 

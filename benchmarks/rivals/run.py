@@ -141,7 +141,7 @@ class Bench:
         return list(dict.fromkeys([*plain, *(each for rival in self._asked for each in rival.aggregations)]))
 
     def _ours(self, record_bytes: int, aggregation: str) -> Cost:
-        figures = self.ours.figures(Case(record_bytes, aggregation, 1))
+        figures = self.ours.figures(Case(record_bytes, aggregation))
         return Cost(figures.cpu_ns_per_record, figures.peak_rss_bytes)
 
     def _naive(self, record_bytes: int) -> Cost:

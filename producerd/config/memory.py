@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from producerd.config.cgroup import MemoryLimit, memory_limit
-from producerd.config.settings import LEAST_NODE_BYTES, LEAST_REQUEST_BYTES, Config, StreamSettings
+from producerd.config.settings import LEAST_REQUEST_BYTES, Config, StreamSettings
 from producerd.config.text import assignment
+from producerd.config.tuning import TUNING
 from producerd.config.values import KIB, MIB, Bytes, size
 from producerd.errors import ConfigurationError
 
@@ -75,8 +76,10 @@ def needed_bytes(config: Config) -> Need:
     if node.streams_allowed == "any":
         streams.append(config.defaults)
     # Filling closes a batch at a quarter of the stream's limit, after the frame that reached the quarter.
-    job_bytes = min(node.node_queue_limit_bytes, max(s.queue_limit_bytes for s in streams) // 4 + node.max_frame_bytes)
-    connection_bytes = CONNECTION_BYTES + int(WAITING_FRAME_BYTES * node.session_window_frames)
+    job_bytes = min(
+        node.node_queue_limit_bytes, max(s.queue_limit_bytes for s in streams) // 4 + TUNING.max_frame_bytes
+    )
+    connection_bytes = CONNECTION_BYTES + int(WAITING_FRAME_BYTES * TUNING.session_window_frames)
     lanes = node.max_streams * LANES_OF_A_STREAM
     return Need(
         (
@@ -94,15 +97,14 @@ def needed_bytes(config: Config) -> Need:
             ),
             Term(
                 "jobs",
-                node.worker_threads * JOB_FACTOR * job_bytes,
-                f"{JOB_FACTOR} x worker_threads = {node.worker_threads} x {mib(job_bytes)}, a quarter of the largest "
-                "queue_limit_bytes and a frame",
+                TUNING.worker_threads * JOB_FACTOR * job_bytes,
+                f"{JOB_FACTOR} x {mib(job_bytes)}, a quarter of the largest queue_limit_bytes and a frame",
             ),
             Term(
                 "connections",
                 node.max_connections * connection_bytes,
                 f"max_connections = {node.max_connections:,} x ({size(CONNECTION_BYTES)} + "
-                f"{WAITING_FRAME_BYTES / KIB:g} KiB x session_window_frames = {node.session_window_frames:,})",
+                f"{WAITING_FRAME_BYTES / KIB:g} KiB x {TUNING.session_window_frames} frames)",
             ),
             Term(
                 "lanes",
@@ -191,10 +193,9 @@ def _scaled(config: Config, percent: int) -> Config:
     """Return the settings with the node's limits at this percentage, and with the settings that depend on them."""
     node = config.node
     queue_bytes, in_flight_bytes = (
-        max(LEAST_NODE_BYTES, _rounded(limit * percent // 100))
-        for limit in (node.node_queue_limit_bytes, node.node_max_in_flight_bytes)
+        _rounded(limit * percent // 100) for limit in (node.node_queue_limit_bytes, node.node_max_in_flight_bytes)
     )
-    floors = (queue_bytes // (2 * node.max_frame_bytes), in_flight_bytes // (2 * LEAST_REQUEST_BYTES))
+    floors = (queue_bytes // (2 * TUNING.max_frame_bytes), in_flight_bytes // (2 * LEAST_REQUEST_BYTES))
 
     def stream(settings: StreamSettings) -> StreamSettings:
         return settings.model_copy(update={"queue_limit_bytes": min(settings.queue_limit_bytes, queue_bytes)})

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from producerd.config.tuning import TUNING
 from producerd.config.values import (
     GIB,
     KIB,
@@ -110,11 +111,6 @@ class Settings(BaseModel):
         raise NotImplementedError
 
 
-def _most(count: int) -> int:
-    """Return the part of a count that one user may have by default: all but a sixteenth."""
-    return count - count // 16
-
-
 def needs_restart(info: FieldInfo) -> bool:
     """Return whether a change of the setting needs a restart."""
     return _AT_START in info.metadata
@@ -156,9 +152,6 @@ class NodeSettings(Settings):
     """External ID that the role of ``role_arn`` requires."""
     max_streams: Count = _in(1, 10_000, default=64)
     """Streams that may be open at the same time."""
-    max_streams_per_user: Count = _in(0, 10_000, default=0)
-    """Streams that the clients of one user id may have open at the same time, without listed ones; 0: all but a
-    sixteenth of ``max_streams``."""
     streams_allowed: Literal["any", "listed"] = "any"
     """Streams that a client may open; "listed": only streams with a table of their own."""
     node_queue_limit_bytes: Bytes = _in(LEAST_NODE_BYTES, 1024 * GIB, default=256 * MIB)
@@ -171,27 +164,12 @@ class NodeSettings(Settings):
     )
     """Memory that the daemon may use: limits of queues, requests and clients that need more are lowered; empty:
     as they are."""
-    worker_threads: AtStart[Count] = _in(1, 16, default=1)
-    """Threads that sort and encode large batches, which would block the event loop for over 16 ms."""
     max_connections: Count = _in(1, 65_536, default=512)
     """Client connections at the same time; when all are taken, an idle client makes place for a new one."""
-    max_connections_per_user: Count = _in(0, 65_536, default=0)
-    """Client connections of one user id at the same time; 0: all but a sixteenth of
-    ``max_connections``."""
-    max_frame_bytes: AtStart[Bytes] = _in(4 * KIB, 64 * MIB, default=MIB)
-    """Largest frame that a client may send, in bytes; a larger record is sent in a frame of its own."""
-    max_frame_records: AtStart[Count] = _in(1, 1_000_000, default=10_000)
-    """Largest frame that a client may send, in records."""
-    session_window_bytes: AtStart[Bytes] = _in(4 * KIB, GIB, default=8 * MIB)
-    """Bytes that one connection may have unacknowledged; one frame is always allowed."""
-    session_window_frames: AtStart[Count] = _in(1, 4_096, default=64)
-    """Frames that one connection may have reserved or unacknowledged."""
     drain_timeout_seconds: Seconds = _in(0, 86_400, default=60)
     """Seconds after SIGTERM at which the daemon ends, even if records are still queued."""
     exit_when_idle_seconds: AtStart[Seconds] = _in(0, 86_400, default=0)
     """Seconds without any client and any record after which the daemon ends; 0: never."""
-    body_timeout_seconds: AtStart[Seconds] = _in(0.05, 3_600, default=10)
-    """Seconds in which a client must send a granted frame, and a second for each MiB more."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe messages that the daemon logs."""
     log_format: AtStart[Literal["text", "json"]] = "text"
@@ -199,12 +177,12 @@ class NodeSettings(Settings):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from _conflicts_of_role(self)
-        if self.floor_bytes < self.max_frame_bytes:
+        if self.floor_bytes < TUNING.max_frame_bytes:
             message = (
                 f"each stream owns node_queue_limit_bytes / (2 x max_streams) = {size(self.floor_bytes)} of "
-                f"the node's queues, which must hold one frame of max_frame_bytes = {size(self.max_frame_bytes)}"
+                f"the node's queues, which must hold one frame of {size(TUNING.max_frame_bytes)}"
             )
-            yield Conflict(message, ("node_queue_limit_bytes", "max_streams", "max_frame_bytes"))
+            yield Conflict(message, ("node_queue_limit_bytes", "max_streams"))
         if self.in_flight_floor_bytes < LEAST_REQUEST_BYTES:
             message = (
                 "each stream owns node_max_in_flight_bytes / (2 x max_streams) = "
@@ -229,16 +207,6 @@ class NodeSettings(Settings):
         One request is always allowed.
         """
         return self.node_max_in_flight_bytes // (2 * self.max_streams)
-
-    @property
-    def most_connections_of_a_user(self) -> int:
-        """Client connections that one user may have."""
-        return self.max_connections_per_user or _most(self.max_connections)
-
-    @property
-    def most_streams_of_a_user(self) -> int:
-        """Streams without a table of their own that one user may have open."""
-        return self.max_streams_per_user or _most(self.max_streams)
 
     @property
     def admin_path(self) -> Path:
@@ -279,21 +247,13 @@ class StreamSettings(Settings):
     deaggregate records themselves."""
     aggregate_max_bytes: Bytes = _in(KIB, MIB, default=51_200)
     """Largest aggregate, in bytes."""
-    aggregate_max_records: Count = _in(1, RECORDS, default=RECORDS)
-    """Largest aggregate, in records."""
-    request_max_records: Count = _in(1, 500, default=500)
-    """Kinesis records in one PutRecords."""
     request_max_bytes: Bytes = _in(LEAST_REQUEST_BYTES, 10 * MIB, default=MIB)
     """Bytes in one PutRecords; a larger record is sent in a request of its own."""
     max_in_flight_requests: Count = _in(1, 1_024, default=24)
     """PutRecords that may be unanswered at the same time."""
-    max_in_flight_bytes: Bytes = _in(64 * KIB, 4 * GIB, default=32 * MIB)
-    """Bytes in unanswered PutRecords; one request is always allowed."""
     wire_format: AtStart[Literal["auto", "json", "cbor"]] = "auto"
     """Format of PutRecords: "cbor" is binary, a quarter smaller and cheaper than "json"; "auto": CBOR towards AWS's own
     hosts, and JSON towards any other, because some store other records than they get in CBOR."""
-    connect_timeout_seconds: AtStart[Seconds] = _in(0.05, 300, default=5)
-    """Seconds after which an attempt to connect to Kinesis fails."""
     request_timeout_seconds: Seconds = _in(0.05, 300, default=6)
     """Seconds in which Kinesis must answer a PutRecords, plus 1 for each 256 KiB in it."""
     record_ttl_seconds: Seconds = _in(0, 365 * 86_400, default=0)
@@ -305,14 +265,6 @@ class StreamSettings(Settings):
     caller sent them."""
     shard_rate_fraction: Fraction = _in(0.001, 10_000, default=1.0)
     """Highest share of each shard's 1 MiB/s and 1,000 records/s that this daemon sends."""
-    shard_map_wait_seconds: Seconds = _in(0.5, 3_600, default=10)
-    """Longest wait for a list of shards, in seconds; without a list, the daemon sends records of "kpl" unaggregated, or
-    refuses the stream if it may not list shards."""
-    permanent_error_grace_seconds: Seconds = _in(0, 86_400, default=60)
-    """Seconds for which Kinesis may refuse a stream that has worked before, until its records fail."""
-    first_contact_timeout_seconds: Seconds = _in(0, 86_400, default=60)
-    """Seconds that records wait for an endpoint that has never answered the daemon, if its name does not exist or its
-    certificate is refused; 0: forever."""
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from _conflicts_of_role(self)

@@ -239,22 +239,37 @@ ELSEWHERE: Final = {
 """Our names for settings of Flink's sink and the KPL, by their names in lower case (docs/use/migrating.md)."""
 
 
-GONE: Final = {"transport": "every request goes the one way now, so delete it"}
-"""Settings of earlier releases, and what to do about them."""
+GONE: Final = {
+    "transport": "every request goes the one way",
+    "worker_threads": "one thread sorts and encodes large batches",
+    "max_streams_per_user": "a user may have all but a sixteenth of max_streams",
+    "max_connections_per_user": "a user may have all but a sixteenth of max_connections",
+    "max_frame_bytes": "a frame has at most 1 MiB, or one larger record",
+    "max_frame_records": "a frame has at most 10,000 records",
+    "session_window_bytes": "a connection may have 8 MiB unacknowledged, and queue_limit_bytes limits all of a stream",
+    "session_window_frames": "a connection may have 64 frames unacknowledged, and queue_limit limits all of a stream",
+    "body_timeout_seconds": "a client has 10 s for a granted frame, and 1 s for each MiB more",
+    "aggregate_max_records": "aggregate_max_bytes limits an aggregate",
+    "request_max_records": "a request has up to 500 records, as Kinesis allows, and request_max_bytes limits it",
+    "max_in_flight_bytes": "a stream may have 32 MiB on their way, max_in_flight_requests limits it further, and "
+    "node_max_in_flight_bytes all streams together",
+    "connect_timeout_seconds": "an attempt to connect may take 5 s",
+    "shard_map_wait_seconds": "records wait up to 10 s for a list of shards",
+    "permanent_error_grace_seconds": "Kinesis may refuse a stream that has worked for 60 s, until its records fail",
+    "first_contact_timeout_seconds": "records wait 60 s for an endpoint that has never answered",
+}
+"""Settings of earlier versions, and what takes the place of each."""
 
 
 def _known(model: type[Settings], name: str, given: _Given, problems: list[str], also: Iterable[str] = ()) -> bool:
     if name in model.model_fields:
         return True
     plain = name.replace("-", "_").lower()
-    if plain in GONE:
-        problems.append(f"{given}: this setting is gone; {GONE[plain]}")
+    ours = ELSEWHERE.get(plain, plain)
+    if ours in GONE:
+        problems.append(f"{given}: {ours} is gone since 0.2, so delete it: {GONE[ours]}")
         return False
-    near = (
-        [ELSEWHERE[plain]]
-        if plain in ELSEWHERE
-        else difflib.get_close_matches(plain, [*model.model_fields, *also], cutoff=0.5)
-    )
+    near = [ours] if ours != plain else difflib.get_close_matches(plain, [*model.model_fields, *also], cutoff=0.5)
     as_written = [PREFIX + n.upper() for n in near] if given.origin == "environment" else near
     nearest = f"the nearest is {as_written[0]}" if near else "`producerd config print` shows all"
     problems.append(f"{given}: no such setting; {nearest}")

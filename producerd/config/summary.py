@@ -10,7 +10,7 @@ from producerd.config.settings import Config, StreamSettings
 from producerd.config.text import differing
 from producerd.config.values import MIB, size
 
-_IN_WORDS = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "max_in_flight_bytes", "aggregation")
+_IN_WORDS = ("queue_limit", "queue_limit_bytes", "max_in_flight_requests", "aggregation")
 
 
 def summary(config: Config, limit: MemoryLimit | None = None) -> Iterator[str]:
@@ -41,7 +41,7 @@ def _stream(settings: StreamSettings) -> str:
     return (
         f"queue {settings.queue_limit:,} records, {size(settings.queue_limit_bytes)} "
         f"({in_seconds(settings.queue_seconds(1))} of one shard, {in_seconds(settings.queue_seconds(4))} of four); "
-        f"in flight {settings.max_in_flight_requests:,} requests, {size(settings.max_in_flight_bytes)}; "
+        f"in flight {settings.max_in_flight_requests:,} requests; "
         f"aggregation {settings.aggregation}" + (f"\n  {', '.join(others)}" if others else "")
     )
 

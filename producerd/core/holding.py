@@ -25,7 +25,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     "shard_map": "The list of shards has not come: check whether `kinesis:ListShards` is allowed, or throttled. "
     "Meanwhile `kpl` sends plain records at one shard's pace. After a split the list comes within seconds.",
     "in_flight": "Answers are late: check the network on the way to the service, and look for slow shards with "
-    "`producerctl shards {stream}`. `max_in_flight_requests`, `max_in_flight_bytes` and, for all streams together, "
+    "`producerctl shards {stream}`. `max_in_flight_requests` and, for all streams together, "
     "`node_max_in_flight_bytes` bound what waits for answers.",
     "node_limit": "All streams together are at `node_queue_limit_bytes`, and this one waits for nothing else. "
     "`producerctl status` shows which stream holds most of it: fix that one, or raise the limit if there is memory.",

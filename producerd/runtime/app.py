@@ -13,6 +13,7 @@ from typing import Final
 
 from producerd.config import Config
 from producerd.config.dangers import dangers
+from producerd.config.tuning import TUNING, Tuning
 from producerd.core.rows import intake
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import sort_rows
@@ -34,7 +35,11 @@ SWITCH_INTERVAL_SECONDS: Final = 0.0005
 
 
 def run(
-    config: Config, load: Callable[[], Config], owner: tuple[int, int] | None = None, log_file: Path | None = None
+    config: Config,
+    load: Callable[[], Config],
+    owner: tuple[int, int] | None = None,
+    log_file: Path | None = None,
+    tuning: Tuning = TUNING,
 ) -> int:
     """Run the daemon until a signal ends it, and return the exit code.  Raise ConfigurationError before SERVING.
 
@@ -45,7 +50,7 @@ def run(
         for danger in dangers(config):
             log.warning("a setting exposes something to others", what=danger)
         try:
-            return _run(config, load, owner)
+            return _run(config, load, owner, tuning)
         except ConfigurationError:
             raise
         except Exception:
@@ -54,12 +59,12 @@ def run(
             return 1  # as an uncaught exception does
 
 
-def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | None) -> int:
+def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | None, tuning: Tuning) -> int:
     allocator.configure()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
-            exit_code = runner.run(live(config, load, OwnerProcess(*owner) if owner else None))
+            exit_code = runner.run(live(config, load, OwnerProcess(*owner) if owner else None, tuning))
     except BaseExceptionGroup as group:  # not `except*`: Python before 3.11.4 puts what it raises into another group
         problems, others = group.split(ConfigurationError)
         if problems is None or others is not None:
@@ -71,16 +76,18 @@ def _run(config: Config, load: Callable[[], Config], owner: tuple[int, int] | No
     return exit_code
 
 
-async def live(config: Config, load: Callable[[], Config], owner: OwnerProcess | None = None) -> int:
+async def live(
+    config: Config, load: Callable[[], Config], owner: OwnerProcess | None = None, tuning: Tuning = TUNING
+) -> int:
     """Open what a daemon needs, let it serve, and close everything.  Return the exit code."""
     loop, node = asyncio.get_running_loop(), config.node
     passed = systemd.take_sockets()
     async with AsyncExitStack() as stack:
         notifier = stack.enter_context(closing(systemd.Notifier()))
-        executor = ThreadPoolExecutor(node.worker_threads, thread_name_prefix="producerd-worker")
+        executor = ThreadPoolExecutor(tuning.worker_threads, thread_name_prefix="producerd-worker")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         await loop.run_in_executor(executor, _sort_one_row)
-        clients = await stack.enter_async_context(open_clients(accesses_of(config)))
+        clients = await stack.enter_async_context(open_clients(accesses_of(config), tuning))
         clients.look_for_credentials(accesses_of(config))
         listener = (
             Passed(passed.records, node.socket_mode, node.socket_group, unit=passed.unit)
@@ -89,7 +96,14 @@ async def live(config: Config, load: Callable[[], Config], owner: OwnerProcess |
         )
         stack.callback(listener.close)
         daemon = Daemon(
-            config, load, clients=clients, executor=executor, notifier=notifier, listener=listener, owner=owner
+            config,
+            load,
+            clients=clients,
+            executor=executor,
+            notifier=notifier,
+            listener=listener,
+            owner=owner,
+            tuning=tuning,
         )
         stack.callback(daemon.close)
         daemon.watch()

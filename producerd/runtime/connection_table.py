@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Final
 
 from producerd.config import NodeSettings
+from producerd.config.tuning import TUNING, Tuning
 from producerd.errors import Code
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
@@ -29,7 +30,8 @@ class ConnectionTable:
     A connection that was turned away or let go has no place any more, and stays until its socket has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: Tuning = TUNING) -> None:
+        self._tuning = tuning
         self._all: dict[Session, None] = {}
         self._of_user: dict[int | None, dict[Session, None]] = {}
 
@@ -53,7 +55,8 @@ class ConnectionTable:
 
         It takes a millisecond to look for idle ones.  ``looks`` is whether the connection's user has that time.
         """
-        uid, most, most_of_user = session.uid, node.max_connections, node.most_connections_of_a_user
+        uid, most = session.uid, node.max_connections
+        most_of_user = self._tuning.most_of_a_user(most)
         if looks:
             self._let_go(self._of_user.get(uid, ()), self._places_of(uid) + 1 - most_of_user)
             self._let_go(self._placed(), self._places() + 1 - most)
@@ -61,7 +64,7 @@ class ConnectionTable:
         if self._places() >= most:
             what = f"max_connections = {most} clients"
         elif self._places_of(uid) >= most_of_user:
-            what = f"max_connections_per_user = {most_of_user} clients of user id {uid}"
+            what = f"a user's part of max_connections = {most}: {most_of_user} clients of user id {uid}"
         if what:
             return f"{what} are connected, and none of them makes place now"
         self._of_user.setdefault(uid, {})[session] = None
@@ -72,8 +75,9 @@ class ConnectionTable:
 
         Clients that wait for an answer may stay beyond the limits.  They go for the next connection, once idle.
         """
+        most_of_user = self._tuning.most_of_a_user(node.max_connections)
         for own in list(self._of_user.values()):
-            self._let_go(own, len(own) - node.most_connections_of_a_user)
+            self._let_go(own, len(own) - most_of_user)
         self._let_go(self._placed(), self._places() - node.max_connections)
 
     def idle_streams(self) -> dict[Stream, tuple[bool, bool, float]]:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from math import inf
 from typing import Final
@@ -31,6 +32,7 @@ from producerd.config.dangers import check_possible, dangers
 from producerd.config.memory import check_fits
 from producerd.config.process_limits import check_limits
 from producerd.config.reload import reload
+from producerd.config.tuning import TUNING, Tuning
 from producerd.core.gate import Refusal
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import allocator, logs, metrics, systemd
@@ -75,14 +77,14 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-def _session_rules(node: NodeSettings) -> SessionRules:
+def _session_rules(node: NodeSettings, tuning: Tuning) -> SessionRules:
     return SessionRules(
         allowed_uids=node.allowed_uids,
-        window_bytes=node.session_window_bytes,
-        window_frames=node.session_window_frames,
-        max_frame_bytes=node.max_frame_bytes,
-        max_frame_records=node.max_frame_records,
-        body_timeout_seconds=node.body_timeout_seconds,
+        window_bytes=tuning.session_window_bytes,
+        window_frames=tuning.session_window_frames,
+        max_frame_bytes=tuning.max_frame_bytes,
+        max_frame_records=tuning.max_frame_records,
+        body_timeout_seconds=tuning.body_timeout_seconds,
     )
 
 
@@ -104,21 +106,22 @@ class Daemon:
         notifier: systemd.Notifier,
         listener: Listener,
         owner: OwnerProcess | None = None,
+        tuning: Tuning = TUNING,
     ) -> None:
         node = config.node
         self.config = config
         self.state = State.STARTING
-        self.rules = _session_rules(node)
-        self._connections = ConnectionTable()
+        self.rules = _session_rules(node, tuning)
+        self._connections = ConnectionTable(tuning)
         self.shares = LoopShares()
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._notifier = notifier
         self._acceptor = Acceptor(listener, self._make_session)
         self._acceptors = [self._acceptor]
-        self._dispatcher = Dispatcher(executor, node.worker_threads, self._streams_settled)
+        self._dispatcher = Dispatcher(executor, tuning.worker_threads, self._streams_settled)
         self._clients = clients
-        self._streams = Streams(config, self._dispatcher, clients, executor, self._connections)
+        self._streams = Streams(config, self._dispatcher, clients, executor, self._connections, tuning)
         self.commands = Commands(self, self._streams)
         self._session_numbers = 0
         self._all_gone = asyncio.Event()
@@ -327,7 +330,7 @@ class Daemon:
             log.error("settings are refused, the old ones stay", problems=list(error.problems))
             raise
         self.config = read.config
-        self.rules = _session_rules(read.config.node)
+        self.rules = replace(self.rules, allowed_uids=read.config.node.allowed_uids)
         self._connections.fit(read.config.node)
         self._streams.reload(read.config, self._loop.time())
         self._metrics.reload(read.config, limit.bytes)

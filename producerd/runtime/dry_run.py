@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from producerd.config.tuning import Tuning
 from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.encoding.entries import EncodedRequest
@@ -54,15 +55,14 @@ class DryRun(Stream):
     def __init__(
         self,
         stream: Stream,
-        max_frame_bytes: int,
-        max_frame_records: int,
         node: NodeBudget,
         in_flight: NodeInFlight,
         touched: Callable[[Stream], None],
+        tuning: Tuning,
     ) -> None:
         unheld = {"shard_rate_fraction": UNPACED, "linger_seconds": inf, "record_ttl_seconds": 0}
         settings = stream.settings.model_copy(update={"aggregation": "kpl", **unheld})
-        super().__init__(stream.name, settings, max_frame_bytes, max_frame_records, node, in_flight, touched=touched)
+        super().__init__(stream.name, settings, node, in_flight, touched=touched, tuning=tuning)
         self._of = stream
         self._over, self._summary_known = asyncio.Event(), asyncio.Event()
         self._sizes = Histogram(SIZE_BOUNDS)
@@ -134,7 +134,7 @@ class DryRun(Stream):
 
     async def ended(self) -> None:
         """Return when its session has left and none of its rows is at work."""
-        await within(self.settings.shard_map_wait_seconds, self._over)
+        await within(self.pipeline.rules.shard_map_wait_seconds, self._over)
         self._do_without_shards(asyncio.get_running_loop().time())
         await self._over.wait()
         self.of.followers.discard(self)

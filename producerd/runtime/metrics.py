@@ -216,7 +216,7 @@ class Metrics:
         self.reload_succeeded, self._reloaded_at = True, time.time()
         # A stream of the configuration is shown before a client opens it, by a stand-in that no client can open.
         shown = [*config.streams, *([NEVER_STORED] if config.node.streams_allowed == "any" else [])]
-        self._unopened = [Stream(name, config.stream(name), 1, 1) for name in shown]
+        self._unopened = [Stream(name, config.stream(name)) for name in shown]
 
     def reload_failed(self) -> None:
         """Note that new settings were read and refused."""
@@ -299,7 +299,7 @@ class _Birth:
 
     def shown(self, stream: Stream, now: float) -> Stream:
         """Return the stream, or what is shown in its place."""
-        return stream if now >= self._ends_at else Stream(stream.name, stream.settings, 1, 1)
+        return stream if now >= self._ends_at else Stream(stream.name, stream.settings)
 
 
 class _SharedLabel:

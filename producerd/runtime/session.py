@@ -668,7 +668,7 @@ class Session(asyncio.BufferedProtocol):
         else:
             code = Code.PROTOCOL
             log.warning("client has not greeted", **told)
-        self.close(code, f"{what} {began} within {seconds:.4g} s (body_timeout_seconds)")
+        self.close(code, f"{what} {began} within {seconds:.4g} s")
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Protocol
 
 from producerd.config import StreamSettings
+from producerd.config.tuning import TUNING, Tuning
 from producerd.core import turn
 from producerd.core.budget import NodeBudget, NodeInFlight, QueueBudget
 from producerd.core.gate import MAX_RECORD_BYTES, AdmissionGate, Caller, Member, Ticket
@@ -77,21 +78,24 @@ class Stream:
         self,
         name: str,
         settings: StreamSettings,
-        max_frame_bytes: int,
-        max_frame_records: int,
         node: NodeBudget | None = None,
         in_flight: NodeInFlight | None = None,
         *,
         touched: Callable[[Stream], None] = lambda _: None,
         credentials: Credentials | None = None,
+        tuning: Tuning = TUNING,
     ) -> None:
         self.name = name
         self.settings = settings
+        self._tuning = tuning
         self.address = address_of(name, settings)
         self.budget = QueueBudget(settings.queue_limit, settings.queue_limit_bytes, node)
-        self.pipeline = Pipeline(_rules(settings), self.budget, Random(), in_flight)
+        self.pipeline = Pipeline(_rules(settings, tuning), self.budget, Random(), in_flight)
         self.gate = AdmissionGate(
-            self.budget, self.pipeline.refuses, max_frame_bytes=max_frame_bytes, max_frame_records=max_frame_records
+            self.budget,
+            self.pipeline.refuses,
+            max_frame_bytes=tuning.max_frame_bytes,
+            max_frame_records=tuning.max_frame_records,
         )
         self.report = StreamReport(name, self.pipeline, self.gate, self.budget)
         self.rejected_records: Counter[str] = Counter()  # by code
@@ -289,7 +293,7 @@ class Stream:
         See `Pipeline.set_rules`.  The gate admits waiting callers that fit now, and refuses those that never will.
         """
         self.settings = settings
-        self.pipeline.set_rules(_rules(settings), now)
+        self.pipeline.set_rules(_rules(settings, self._tuning), now)
         self.gate.set_limits(settings.queue_limit, settings.queue_limit_bytes, now)
         self._touched(self)
 
@@ -338,22 +342,22 @@ async def within(seconds: float, event: asyncio.Event) -> None:
             await event.wait()
 
 
-def _rules(settings: StreamSettings) -> PipelineRules:
+def _rules(settings: StreamSettings, tuning: Tuning) -> PipelineRules:
     return PipelineRules(
         EntryRules(
             aggregate=settings.aggregation == "kpl",
             aggregate_max_bytes=settings.aggregate_max_bytes,
-            aggregate_max_records=settings.aggregate_max_records,
-            request_max_records=settings.request_max_records,
+            aggregate_max_records=tuning.aggregate_max_records,
+            request_max_records=tuning.request_max_records,
             request_max_bytes=settings.request_max_bytes,
             per_key=settings.ordering == "per_key",
         ),
         linger_seconds=settings.linger_seconds,
         max_in_flight_requests=settings.max_in_flight_requests,
-        max_in_flight_bytes=settings.max_in_flight_bytes,
-        shard_map_wait_seconds=settings.shard_map_wait_seconds,
-        permanent_error_grace_seconds=settings.permanent_error_grace_seconds,
-        first_contact_timeout_seconds=settings.first_contact_timeout_seconds or inf,
+        max_in_flight_bytes=tuning.max_in_flight_bytes,
+        shard_map_wait_seconds=tuning.shard_map_wait_seconds,
+        permanent_error_grace_seconds=tuning.permanent_error_grace_seconds,
+        first_contact_timeout_seconds=tuning.first_contact_timeout_seconds,
         request_timeout_seconds=settings.request_timeout_seconds,
         record_ttl_seconds=settings.record_ttl_seconds or inf,
         fail_if_throttled=settings.on_throttle == "fail",

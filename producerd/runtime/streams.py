@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Final
 
 from producerd.config import STREAM_NAME, Config
+from producerd.config.tuning import TUNING, Tuning
 from producerd.config.user_lists import UserLists
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.sending.health import HealthState
@@ -52,8 +53,10 @@ class Streams:
         clients: AwsClients,
         executor: Executor,
         connections: ConnectionTable,
+        tuning: Tuning = TUNING,
     ) -> None:
         node = config.node
+        self._tuning = tuning
         self.config, self._user_lists = config, UserLists(config)
         self._dispatcher, self._clients, self._executor = dispatcher, clients, executor
         self._connections = connections
@@ -116,11 +119,10 @@ class Streams:
         """
         stream, node = self.open(name, uid), self.config.node
         own = sum(uid in one.users for one in self._dry_runs)
-        if len(self._dry_runs) >= node.max_connections or own >= node.most_connections_of_a_user:
+        if len(self._dry_runs) >= node.max_connections or own >= self._tuning.most_of_a_user(node.max_connections):
             message = f"{len(self._dry_runs)} dry runs are open, {own} of them for user id {uid}"
             raise Refused(f"{message}: run fewer tasks at a time", code=Code.STREAM_LIMIT)
-        limits = node.max_frame_bytes, node.max_frame_records
-        dry_run = DryRun(stream, *limits, self.budget, self.in_flight, touched=self._dispatcher.look_at)
+        dry_run = DryRun(stream, self.budget, self.in_flight, touched=self._dispatcher.look_at, tuning=self._tuning)
         self._dispatcher.carry(dry_run, dry_run)
         self._dry_runs[dry_run] = self._tasks.create_task(self._end(dry_run))
         self._share()
@@ -168,18 +170,16 @@ class Streams:
 
     def _make(self, name: str, uid: int | None) -> Stream:
         self._make_place(name, uid)
-        node = self.config.node
         settings = self.config.stream(name)
-        client = self._clients.of(access_of(node, settings))
+        client = self._clients.of(access_of(self.config.node, settings))
         stream = self._known[name] = Stream(
             name,
             settings,
-            node.max_frame_bytes,
-            node.max_frame_records,
             self.budget,
             self.in_flight,
             touched=self._dispatcher.look_at,
             credentials=client.credentials,
+            tuning=self._tuning,
         )
         self._openers[stream] = uid
         kinesis = AioKinesis(client, self._executor)
@@ -203,11 +203,10 @@ class Streams:
         """Raise Refused if the user's clients have all streams open that they may, and this would be one more."""
         if name in self.config.streams or (stream is not None and uid in stream.users):
             return
-        most = self.config.node.most_streams_of_a_user
+        max_streams = self.config.node.max_streams
+        most = self._tuning.most_of_a_user(max_streams)
         if self._streams_of(uid) >= most:
-            node = self.config.node
-            own = f"max_streams_per_user = {most}"
-            limit = own if node.max_streams_per_user else f"a user's part of max_streams = {node.max_streams}: {most}"
+            limit = f"a user's part of max_streams = {max_streams}: {most}"
             message = f"{limit} streams are open for user id {uid}, listed ones not counted"
             raise Refused(message, code=Code.STREAM_LIMIT)
 

@@ -20,7 +20,7 @@ from tools import ROOT
 FLOOD: Final = "flood of RESERVE and CANCEL"
 SHORT_RUNS: Final = {
     "latency": ["--puts", "100"],
-    "daemon": ["--records", "1000", "--repeat", "1", "--only", "100,kpl,2"],
+    "daemon": ["--records", "1000", "--repeat", "1", "--only", "100,kpl"],
     "memory": ["--queue-limit-bytes", "4 MiB", "--rounds", "1", "--record-bytes", "1024", "--only", "stuck"],
     "profile": ["--records", "20000", "--only", "100,kpl"],
     "rivals": ["--bytes", "100", "--records", "500", "--repeat", "1", "--only", "naive-daemon"],

@@ -50,7 +50,7 @@ def ends(frame: Frame) -> tuple[int, int, set[str]]:
     return result.not_stored, result.unknown, {end.code for end in result.codes}
 
 
-def test_rows_wait_for_the_time_that_the_setting_gives_and_then_end_with_what_to_look_at() -> None:
+def test_rows_wait_for_the_first_contact_and_then_end_with_what_to_look_at() -> None:
     desk, frame = desk_with()
     fails_for(desk, 59.9, NO_SUCH_HOST)
     assert desk.finished() == []
@@ -59,7 +59,7 @@ def test_rows_wait_for_the_time_that_the_setting_gives_and_then_end_with_what_to
     assert ends(frame) == (3, 0, {Code.UNREACHABLE})
     (end,) = frame.result().codes
     assert end.outcome is Outcome.NOT_STORED
-    for part in ("no such host", "first_contact_timeout_seconds = 60", "region", "endpoint_url", "AWS_CA_BUNDLE"):
+    for part in ("no such host", "every attempt in 60 s", "region", "endpoint_url", "AWS_CA_BUNDLE"):
         assert part in end.message
     assert desk.is_empty()
 

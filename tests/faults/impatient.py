@@ -3,17 +3,18 @@
 No setting says how long an idle stream keeps its list of shards, and how often an idle daemon reads it.  So this runs
 the daemon with other constants, and changes nothing else in it.  The scenario's full form runs the daemon itself::
 
-    python -m tests.faults.impatient PYTHON -m producerd serve ...
+    python -m tests.faults.impatient PYTHON -m tests.tuned TUNING serve ...
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Final
 
-from producerd import cli
 from producerd.core import pipeline
 from producerd.core.shards import reading_times
+from tests import tuned
 
 FASTER: Final = 200
 SECONDS: Final = (
@@ -31,4 +32,4 @@ def hurry() -> None:
 
 if __name__ == "__main__":
     hurry()
-    sys.exit(cli.main(sys.argv[4:]))
+    sys.exit(tuned.main(json.loads(sys.argv[4]), sys.argv[5:]))

@@ -87,6 +87,7 @@ class Scenario:
     injected: str
     act: Callable[[Stage], None]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
     exempt: Mapping[Law, str] = field(default_factory=dict)
     shards: int = 4
     records_per_second: float = 300.0
@@ -239,6 +240,7 @@ class Stage:
             prefix=self.prefix,
             forked=self.short,  # a start takes a second of CPU time otherwise, and the short forms have a hundred
             program="unchanged_daemon",
+            tuning=self.scenario.tuning,
         )
         self._started.append(self.daemon)
 

@@ -153,7 +153,7 @@ class StandInHost:
         self.answers_late = False
         self.word = ServiceAnswer(messages.Service.FAILED, Code.UNREACHABLE, "no such host")
         settings = StreamSettings(queue_limit=queue_limit, **changed)
-        self.stream = Stream("flights", settings, RULES.max_frame_bytes, RULES.max_frame_records)
+        self.stream = Stream("flights", settings)
         self.streams = {"flights": self.stream}
 
     def admit(self, session: Session) -> str | None:

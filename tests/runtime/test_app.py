@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from producerd.config import Config, NodeSettings
+from producerd.config.tuning import TUNING, Tuning
 from producerd.errors import ConfigurationError, PlaceTaken
 from producerd.runtime import admin as admin_module
 from producerd.runtime import allocator, app, logs, systemd
@@ -23,7 +24,6 @@ NODE = {
     "socket": "/run/p/daemon.sock",
     "socket_mode": "0640",
     "socket_group": "users",
-    "worker_threads": 3,
     "metrics_listen": "127.0.0.1:0",
 }
 CONFIG = Config(node=NodeSettings.model_validate(NODE))
@@ -85,7 +85,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
         monkeypatch.setattr(app, kind, type(kind, (Noted,), {}))
     monkeypatch.setattr(app, "ThreadPoolExecutor", Executor)
     monkeypatch.setattr(systemd, "Notifier", type("Notifier", (Noted,), {}))
-    monkeypatch.setattr(app, "open_clients", lambda accesses: opened("clients", Clients(len(accesses))))
+    monkeypatch.setattr(app, "open_clients", lambda accesses, tuning: opened("clients", Clients(len(accesses)), tuning))
     monkeypatch.setattr(app, "sort_rows", lambda frames, _map, _seed: steps.append(("sort", frames[0].records)))
     monkeypatch.setattr(admin_module, "serve", serve_metrics)
     monkeypatch.setattr(admin_module, "serve_socket", lambda listener, _commands: opened("admin", listener.kind))
@@ -113,15 +113,17 @@ async def test_what_a_daemon_needs_is_opened_in_order_and_closed_in_the_opposite
     admin: Any = "admin"
     passed = systemd.PassedSockets(records, admin, "mine.socket") if kind == "Passed" else systemd.PassedSockets()
     monkeypatch.setattr(systemd, "take_sockets", lambda: passed)
-    owner = OwnerProcess(1, 2)
+    owner, tuning = OwnerProcess(1, 2), Tuning(worker_threads=3)
     with capture_logs() as log:
-        assert await app.live(CONFIG, lambda: CONFIG, owner) == 5
+        assert await app.live(CONFIG, lambda: CONFIG, owner, tuning) == 5
     opened = [step[1] for step in steps if step[0] == "open"]
     assert opened == ["Notifier", "Executor", "clients", kind, "Daemon", "Page", "metrics", kind, "admin"]
     assert [step[1] for step in steps if step[0] == "close"] == opened[::-1]
     assert [(*step[2], step[3]) for step in steps if step[:2] == ("open", kind)] == SOCKETS[kind]
     given = next(step[3] for step in steps if step[:2] == ("open", "Daemon"))
     assert (given["clients"], given["owner"], given["listener"].kind) == (1, owner, kind)
+    assert given["tuning"] is tuning
+    assert ("open", "clients", tuning) in steps
     assert ("open", "Executor", 3, "producerd-worker") in steps
     assert ("close", "Executor", False, True) in steps
     metrics = {"render_metrics": "metrics", "render_page": "html"}
@@ -162,8 +164,8 @@ def test_the_daemon_s_exit_code_is_the_process_s_and_late_signals_do_not_change_
 ) -> None:
     seen: list[Any] = []
 
-    async def live(config: Config, load: Any, owner: OwnerProcess | None) -> int:
-        seen.append((config, load(), owner, round(sys.getswitchinterval(), 6)))
+    async def live(config: Config, load: Any, owner: OwnerProcess | None, tuning: Tuning) -> int:
+        seen.append((config, load(), owner, tuning, round(sys.getswitchinterval(), 6)))
         return 3
 
     monkeypatch.setattr(app, "live", live)
@@ -171,7 +173,7 @@ def test_the_daemon_s_exit_code_is_the_process_s_and_late_signals_do_not_change_
     monkeypatch.setattr(app, "dangers", lambda config: ["a danger", "another"])
     with capture_logs() as log:
         assert app.run(CONFIG, lambda: CONFIG, given) == 3
-    assert seen == ["allocator", (CONFIG, CONFIG, owner, 0.0005)]
+    assert seen == ["allocator", (CONFIG, CONFIG, owner, TUNING, 0.0005)]
     exposes = {"event": "a setting exposes something to others", "log_level": "warning"}
     assert log == [{**exposes, "what": "a danger"}, {**exposes, "what": "another"}]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -24,7 +24,7 @@ FAULT = RequestFailed("ServiceUnavailable", "503", maybe_stored=False)
 
 
 def stream_of(**settings: Any) -> Stream:
-    return Stream("flights", StreamSettings(**settings), 1 << 20, 10_000)
+    return Stream("flights", StreamSettings(**settings))
 
 
 def test_all_who_ask_meanwhile_share_one_question_and_its_answer_serves_for_two_seconds() -> None:

@@ -80,7 +80,7 @@ def commands_of(*streams: Any) -> Commands:
 
 
 def flights() -> Stream:
-    stream = Stream("flights", StreamSettings(), 1 << 20, 10_000)
+    stream = Stream("flights", StreamSettings())
     stream.pipeline.set_shard_map(ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)]), 0.0)
     return stream
 

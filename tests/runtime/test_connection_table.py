@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from producerd.config import NodeSettings
+from producerd.config.tuning import Tuning
 from producerd.errors import Code
 from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.peers import Peer
@@ -25,10 +26,11 @@ class Table:
     """A table, and the clients that came to it, by name."""
 
     node: NodeSettings
+    tuning: Tuning
     monkeypatch: pytest.MonkeyPatch
 
     def __post_init__(self) -> None:
-        self.connections = ConnectionTable()
+        self.connections = ConnectionTable(self.tuning)
         self.host = StandInHost(queue_limit=10_000)
         self.monkeypatch.setattr(self.host, "admit", lambda session: self.connections.admit(session, self.node))
         self.monkeypatch.setattr(self.host, "ended", self.connections.forget)
@@ -76,8 +78,8 @@ class Table:
 async def table(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     made: list[Table] = []
 
-    def make(**settings: Any) -> Table:
-        made.append(Table(NodeSettings(**settings), monkeypatch))
+    def make(max_connections: int, **tuning: Any) -> Table:
+        made.append(Table(NodeSettings(max_connections=max_connections), Tuning(**tuning), monkeypatch))
         return made[-1]
 
     yield make
@@ -89,7 +91,7 @@ async def table(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.promise("first-stream-longest")
 async def test_first_goes_who_has_no_stream_then_the_longest_idle_of_the_user_with_most(table: Any) -> None:
-    table = table(max_connections=5, max_connections_per_user=4)
+    table = table(max_connections=5, others_fraction=1 / 5)
     table.come("lone", 7)
     for name in ("a", "b", "c"):
         table.come(name, 8)
@@ -139,7 +141,7 @@ async def test_who_has_asked_about_the_service_stays_until_the_answer(table: Any
 
 @pytest.mark.promise("limits-reload-lowers")
 async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table: Any) -> None:
-    table = table(max_connections=8)
+    table = table(max_connections=16, others_fraction=5 / 8)
     table.come("silent", 7, greets=False)
     table.come("busy", 7)
     table.speak("busy", messages.Reserve(1, 1, LAYOUT))
@@ -147,10 +149,10 @@ async def test_limits_that_a_reload_lowers_hold_for_who_is_there_and_idle(table:
         table.come(name, 9)
     for name in ("a", "b", "c", "d"):
         table.come(name, 8)
-    table.node = NodeSettings(max_connections=8, max_connections_per_user=3)
+    table.node = NodeSettings(max_connections=8)
     table.connections.fit(table.node)
     assert list(table.gone()) == ["a"]
-    table.node = NodeSettings(max_connections=4, max_connections_per_user=3)
+    table.node = NodeSettings(max_connections=4)
     table.connections.fit(table.node)
     assert list(table.gone()) == ["silent", "x", "a", "b"], (
         "after b no user has more than another, and x is idle longer"
@@ -196,7 +198,7 @@ async def test_a_client_of_an_old_release_goes_last(table: Any) -> None:
 
 @pytest.mark.promise("first-stream-longest")
 async def test_a_user_with_all_that_one_may_have_lets_go_of_an_own_one(table: Any) -> None:
-    table = table(max_connections=8, max_connections_per_user=2)
+    table = table(max_connections=8, others_fraction=3 / 4)
     table.come("other", 7)
     table.come("first", 8)
     table.come("second", 8)
@@ -207,7 +209,7 @@ async def test_a_user_with_all_that_one_may_have_lets_go_of_an_own_one(table: An
     table.come("fourth", 8)
     assert table.gone() == {"first": Code.TABLE_FULL, "fourth": Code.CONNECTION_LIMIT}
     assert table.message_to("fourth") == (
-        "max_connections_per_user = 2 clients of user id 8 are connected, and none of them makes place now"
+        "a user's part of max_connections = 8: 2 clients of user id 8 are connected, and none of them makes place now"
     )
 
 
@@ -221,7 +223,7 @@ async def test_who_has_no_time_left_has_nobody_looked_for(table: Any) -> None:
 
 
 async def test_clients_of_users_that_the_kernel_does_not_name_share_a_part(table: Any) -> None:
-    table = table(max_connections=8, max_connections_per_user=1)
+    table = table(max_connections=8, others_fraction=7 / 8)
     table.come("one", None)
     table.come("two", None)
     assert table.gone() == {"one": Code.TABLE_FULL}

@@ -120,7 +120,7 @@ def test_kinesis_itself_judges_a_record_above_the_limit_that_the_daemon_knows(
     stream = kinesis.streams["flights"]
     frame = lay_out([b"a", b"b", b"c"], [b"good", b"x" * 1_200_000, b"good"])
     with (
-        daemon(server.url, max_frame_bytes="4 MiB", node_queue_limit_bytes="1 GiB") as running,
+        daemon(server.url, tuning={"max_frame_bytes": 4 << 20}, node_queue_limit_bytes="1 GiB") as running,
         session(running, take_good=True) as client,
     ):
         until(lambda: "shards read" in running.log)  # the stream's size was read before

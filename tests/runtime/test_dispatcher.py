@@ -61,7 +61,7 @@ class Bench:
         self.kinesis = kinesis
         self.stopped = stopped
         settings = StreamSettings(linger_seconds=0, max_in_flight_requests=2).model_copy(update=settings_)
-        self.stream = Stream(name, settings, 1 << 20, 10_000, in_flight=in_flight)
+        self.stream = Stream(name, settings, in_flight=in_flight)
         dispatcher.carry(self.stream, kinesis)
         self.stream.pipeline.shard_map_failed("AccessDeniedException", "no", 0.0)  # nobody waits for it
         self.finishes: Counter[int] = Counter()
@@ -342,7 +342,7 @@ async def test_work_on_the_loop_thread_leaves_turns_to_others(monkeypatch: pytes
     """However much of it there is: in one turn no more than about INLINE_MICROSECONDS of it."""
     turns = 0
     encoded_in = spied(monkeypatch, "encode", lambda: turns)
-    async with bench(max_in_flight_requests=100, max_in_flight_bytes=1 << 30) as on:
+    async with bench(max_in_flight_requests=100) as on:
         on.kinesis.answers.clear()
         loop, ended = asyncio.get_running_loop(), False
 

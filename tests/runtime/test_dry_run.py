@@ -105,7 +105,8 @@ def test_rows_wait_for_the_shards_and_do_not_expire(kinesis: FakeKinesis, server
 def test_the_wait_for_the_shards_has_an_end(kinesis: FakeKinesis, server: FakeServer) -> None:
     """As in a write, rows to be aggregated then go as they are."""
     kinesis.standing.append(Fault("hang", action="ListShards"))
-    with daemon(server.url, aggregation="kpl", shard_map_wait_seconds=0.5) as running, trying(running) as client:
+    tuning = {"shard_map_wait_seconds": 0.5}
+    with daemon(server.url, aggregation="kpl", tuning=tuning) as running, trying(running) as client:
         client.put(rows(100))
         figures = figures_of(client)
         assert (figures.aggregated_records, figures.open_shards) == (100, 0)
@@ -114,7 +115,7 @@ def test_the_wait_for_the_shards_has_an_end(kinesis: FakeKinesis, server: FakeSe
 def test_a_record_over_the_streams_limit_is_judged(kinesis: FakeKinesis, server: FakeServer) -> None:
     # The limit is not known when the record comes.
     kinesis.standing.append(Fault("answer", action="DescribeStreamSummary", delay_seconds=1))
-    with daemon(server.url, max_streams=8, max_frame_bytes="4MiB") as running:
+    with daemon(server.url, max_streams=8, tuning={"max_frame_bytes": 4 << 20}) as running:
         (ack,), figures = tried(running, lay_out([b"a", b"b"], [b"x", b"y" * (1 << 20)]))
         ((row, why),) = ack.failed_rows()
         assert (row, why.outcome, why.code, why.judged) == (1, Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, True)

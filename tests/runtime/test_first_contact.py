@@ -23,7 +23,7 @@ from tests.daemon import DaemonProcess, daemon, rows, until
 
 HELLO: Final = messages.Hello(1, 1, client="test", pid=os.getpid())
 NOWHERE: Final = "https://no-such-host.invalid"
-WAIT_SECONDS: Final = 0.4
+TUNING: Final = {"first_contact_timeout_seconds": 0.4}
 
 
 def resolves(name: str) -> int:
@@ -52,7 +52,7 @@ def put_and_flush(running: DaemonProcess) -> tuple[int, str, str]:
 @pytest.mark.promise("rows-name-exist-end")
 @needs_no_such_host
 def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_at() -> None:
-    with daemon(NOWHERE, first_contact_timeout_seconds=WAIT_SECONDS, aggregation="kpl") as running:
+    with daemon(NOWHERE, tuning=TUNING, aggregation="kpl") as running:
         stored, code, message = put_and_flush(running)
         assert (stored, code) == (0, Code.UNREACHABLE)
         assert "no-such-host.invalid" in message
@@ -65,7 +65,7 @@ def test_rows_for_a_name_that_does_not_exist_end_with_the_name_and_what_to_look_
 def test_rows_for_a_certificate_that_is_refused_end_so_too(kinesis: FakeKinesis) -> None:
     with (
         serve_in_thread(kinesis, tls=True) as serving,
-        daemon(serving.url, first_contact_timeout_seconds=WAIT_SECONDS) as running,
+        daemon(serving.url, tuning=TUNING) as running,
     ):
         stored, code, message = put_and_flush(running)
         assert (stored, code) == (0, Code.UNREACHABLE)

@@ -40,11 +40,10 @@ SETTINGS: dict[str, Any] = {
     "node_max_in_flight_bytes": 8 * MIB,
     "max_streams": 1,
     "max_connections": 16,
-    "session_window_bytes": 1024 * MIB,  # nothing but the queue's limit bounds what callers hand over
-    "session_window_frames": 512,
     "shard_rate_fraction": 10_000,
     "request_timeout_seconds": 300,  # what is late is not sent twice: every record can be counted
 }
+TUNING = {"session_window_bytes": 1024 * MIB}  # nothing but the queue's limit bounds what callers hand over
 BLOCKED_SECONDS = 1.5
 PATIENCE_SECONDS = 120.0
 
@@ -108,7 +107,7 @@ def keeps_the_law(
     law_bytes, queue_bytes = config.node.memory or needed_bytes(config).bytes, config.node.node_queue_limit_bytes
     cgroup.limit(law_bytes)
     environ = {**CREDENTIALS, "AWS_CA_BUNDLE": str(server.certificate)}
-    with daemon(server.url, environ=environ, prefix=prefix, forked=False, **settings) as running:
+    with daemon(server.url, environ=environ, prefix=prefix, forked=False, tuning=TUNING, **settings) as running:
         callers = [Connection(Hello(1, 1, pid=os.getpid()), [str(running.socket)]) for _ in range(CALLERS)]
         for caller in callers:
             for _ in range(4):  # the daemon has worked, and sends many requests at once

@@ -57,7 +57,7 @@ ONE_SHARD: Final = ShardMap([Shard("shard-0", 0, MAX_HASH_KEY)])
 
 
 def stream(name: str) -> Stream:
-    return Stream(name, StreamSettings(), 1 << 20, 10_000)
+    return Stream(name, StreamSettings())
 
 
 def rendered(

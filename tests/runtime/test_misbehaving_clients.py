@@ -24,7 +24,7 @@ def running() -> Iterator[DaemonProcess]:
     kinesis.create_stream("flights", shards=4)
     with (
         serve_in_thread(kinesis) as served,
-        daemon(served.url, forked=False, linger_seconds=0, body_timeout_seconds=60) as process,
+        daemon(served.url, forked=False, linger_seconds=0, tuning={"body_timeout_seconds": 60.0}) as process,
     ):
         yield process
 

@@ -12,8 +12,9 @@ from producerd.testing.fake_kinesis import FakeServer
 from spark_client import KinesisClient
 from tests.daemon import daemon, idle, until
 
-NODE: dict[str, Any] = {"node_queue_limit_bytes": "1 MiB", "max_streams": 4, "max_frame_bytes": "64 KiB"}
-FLOOR_BYTES = 128 * 1024
+MIB = 1 << 20
+NODE: dict[str, Any] = {"node_queue_limit_bytes": 8 * MIB, "max_streams": 4}
+FLOOR_BYTES = MIB
 
 
 def test_a_stream_that_fills_the_node_leaves_the_others_their_floor_and_all_is_delivered(
@@ -26,15 +27,15 @@ def test_a_stream_that_fills_the_node_leaves_the_others_their_floor_and_all_is_d
         client = KinesisClient("flights", socket=str(running.socket))
         other = KinesisClient("orders", socket=str(running.socket))
         other.put("first")
-        large = [(b"%d:" % i + b"x" * 10_000, f"k{i}") for i in range(200)]
+        large = [(b"%d:" % i + b"x" * 80_000, f"k{i}") for i in range(200)]
         with pytest.raises(BackpressureTimeout, match="queues of all streams together are at their limit") as caught:
             client.put_many(large, timeout_seconds=1)
         taken = caught.value.taken
         held = running.metrics()["queue_bytes"]
-        assert (1 << 20) - FLOOR_BYTES - 64 * 1024 <= held <= (1 << 20) - FLOOR_BYTES + 2_048
-        others = [(b"%d:" % i + b"y" * 10_000, f"k{i}") for i in range(11)]
+        assert 8 * MIB - FLOOR_BYTES - MIB <= held <= 8 * MIB - FLOOR_BYTES + 2_048
+        others = [(b"%d:" % i + b"y" * 80_000, f"k{i}") for i in range(11)]
         other.put_many(others, timeout_seconds=5)
-        assert running.metrics()["queue_bytes"] <= 1 << 20
+        assert running.metrics()["queue_bytes"] <= 8 * MIB
         kinesis.standing.clear()
         server.release()
         client.put_many(large[taken:], timeout_seconds=30)
@@ -50,9 +51,9 @@ def test_room_that_one_stream_frees_goes_to_another_that_waits(kinesis: FakeKine
     kinesis.create_stream("orders", shards=1)
     with daemon(server.url, linger_seconds=3600, **NODE) as running:
         client = KinesisClient("flights", socket=str(running.socket))
-        client.put_many([(b"%d:" % i + b"x" * 10_000,) for i in range(95)], timeout_seconds=10)
+        client.put_many([(b"%d:" % i + b"x" * 80_000,) for i in range(95)], timeout_seconds=10)
         other = KinesisClient("orders", socket=str(running.socket))
-        other.put_many([(b"%d:" % i + b"y" * 10_000,) for i in range(30)], timeout_seconds=10)
+        other.put_many([(b"%d:" % i + b"y" * 80_000,) for i in range(30)], timeout_seconds=10)
         other.close(10)
         client.close(10)
         assert len(kinesis.streams["flights"].read().records) == 95

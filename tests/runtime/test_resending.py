@@ -95,7 +95,7 @@ def test_a_client_outlives_a_daemon_killed_while_the_list_of_shards_is_throttled
 ) -> None:
     """What it had waits in its successor, and goes plain when the wait is over, until the list comes."""
     kinesis.standing.append(Fault("error", action="ListShards", status=400))
-    at = node(aggregation="kpl", shard_map_wait_seconds=1.0)
+    at = node(aggregation="kpl", tuning={"shard_map_wait_seconds": 1.0})
     client = at.connect()
     client.put("flights", numbered(0, 100))
     at.end(signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_a_daemon_that_stops_gives_rows_back_and_they_go_to_the_next_one_once(
     kinesis: FakeKinesis, node: Callable[..., Node]
 ) -> None:
     kinesis.latency_seconds = 0.3
-    at = node(max_in_flight_requests=1, request_max_records=50, drain_timeout_seconds=5)
+    at = node(max_in_flight_requests=1, tuning={"request_max_records": 50}, drain_timeout_seconds=5)
     client = at.connect()
     for place in range(8):
         client.put("flights", numbered(100 * place, 100))
@@ -148,7 +148,7 @@ def test_a_client_whose_body_is_late_sends_it_again_and_fails_nobody(
     kinesis: FakeKinesis, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process, or its whole machine, may have had no processor for some seconds."""
-    at = node(body_timeout_seconds=0.3)
+    at = node(tuning={"body_timeout_seconds": 0.3})
     client = at.connect()
     send_body = Channel.send_body
     late: list[bool] = []

@@ -98,7 +98,7 @@ def watch(
         with ThreadPoolExecutor(1) as pool:
             dispatcher = Dispatcher(pool, 1)
             touched = dispatcher.look_at
-            stream = Stream("flights", settings or StreamSettings(), 1 << 20, 10_000, touched=touched)
+            stream = Stream("flights", settings or StreamSettings(), touched=touched)
             dispatcher.carry(stream, kinesis)
             watch = ShardWatch(stream, kinesis)
             async with asyncio.TaskGroup() as group:

@@ -63,7 +63,7 @@ def stream_of(
     **settings: Any,
 ) -> Stream:
     values = StreamSettings.model_validate(settings)
-    return Stream("flights", values, 1 << 20, 10_000, node, in_flight, touched=touched)
+    return Stream("flights", values, node, in_flight, touched=touched)
 
 
 def with_a_frame(records: int = 100, **options: Any) -> tuple[Stream, Owner]:
@@ -751,19 +751,13 @@ def test_rows_linger_no_more_when_the_queue_is_to_empty() -> None:
 @pytest.mark.parametrize(
     ("settings", "changes"),
     [
-        ({}, {"first_contact_timeout_seconds": 60.0}),
-        (
-            {"aggregation": "kpl", "record_ttl_seconds": 90.0, "first_contact_timeout_seconds": 0.0},
-            {"aggregate": True, "record_ttl_seconds": 90.0, "first_contact_timeout_seconds": inf},
-        ),
-        (
-            {"ordering": "per_key", "on_throttle": "fail"},
-            {"per_key": True, "fail_if_throttled": True, "first_contact_timeout_seconds": 60.0},
-        ),
+        ({}, {}),
+        ({"aggregation": "kpl", "record_ttl_seconds": 90.0}, {"aggregate": True, "record_ttl_seconds": 90.0}),
+        ({"ordering": "per_key", "on_throttle": "fail"}, {"per_key": True, "fail_if_throttled": True}),
     ],
 )
 def test_the_rules_for_its_rows_are_its_settings(settings: dict[str, Any], changes: dict[str, Any]) -> None:
-    assert stream_of(**settings).pipeline.rules == make_rules(**changes)
+    assert stream_of(**settings).pipeline.rules == make_rules(first_contact_timeout_seconds=60.0, **changes)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from producerd.config import Config, NodeSettings, StreamSettings
+from producerd.config.tuning import TUNING, Tuning
 from producerd.core.gate import Member
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.health import HealthState
@@ -56,12 +57,15 @@ def no_service(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def streams_of(config: Config, table: ConnectionTable | None = None) -> AsyncIterator[Streams]:
+async def streams_of(
+    config: Config, table: ConnectionTable | None = None, tuning: Tuning = TUNING
+) -> AsyncIterator[Streams]:
     stopped = asyncio.Event()
     clients: Any = SimpleNamespace(of=lambda access: SimpleNamespace(credentials=None))
     with ThreadPoolExecutor(1) as executor:
         dispatcher = Dispatcher(executor, 1)
-        streams = Streams(config, dispatcher, clients, executor, ConnectionTable() if table is None else table)
+        table = ConnectionTable() if table is None else table
+        streams = Streams(config, dispatcher, clients, executor, table, tuning)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(dispatcher.run(stopped))
             tasks.create_task(streams.run(stopped))
@@ -170,20 +174,20 @@ async def test_with_fewer_streams_allowed_than_there_are_their_parts_still_fit()
 
 @pytest.mark.promise("user-streams-listed")
 async def test_one_user_does_not_have_all_streams_and_listed_ones_do_not_count() -> None:
-    node = NodeSettings(max_streams=6, max_streams_per_user=2)
-    async with streams_of(Config(node=node, streams={"listed": StreamSettings(), "too": StreamSettings()})) as streams:
+    config = Config(NodeSettings(max_streams=6), streams={"listed": StreamSettings(), "too": StreamSettings()})
+    async with streams_of(config, tuning=Tuning(others_fraction=2 / 3)) as streams:
         for name in ("listed", "a", "b", "a", "too"):
             opens(streams, name, 7)
-        with pytest.raises(Refused, match="max_streams_per_user = 2 streams are open for user id 7") as refused:
+        with pytest.raises(Refused, match="part of max_streams = 6: 2 streams are open for user id 7") as refused:
             streams.open("c", 7)
         assert refused.value.code == Code.STREAM_LIMIT
         assert streams.get("c") is None
         opens(streams, "c", 8)
-        with pytest.raises(Refused, match="max_streams_per_user"):
+        with pytest.raises(Refused, match="part of max_streams"):
             streams.open("c", 7)
         opens(streams, "listed", 8)
         opens(streams, "b", 8)
-        with pytest.raises(Refused, match="max_streams_per_user"):
+        with pytest.raises(Refused, match="part of max_streams"):
             streams.open("a", 8)
 
 
@@ -221,12 +225,11 @@ async def test_an_open_stream_that_is_not_listed_any_more_takes_no_new_client() 
 @pytest.mark.promise("user-streams-listed")
 async def test_names_that_a_user_left_behind_still_count_until_they_work() -> None:
     """Records that nobody waits for would keep each of them, and one user would have all streams."""
-    node = NodeSettings(max_streams=6, max_streams_per_user=2)
-    async with streams_of(Config(node=node)) as streams:
+    async with streams_of(Config(NodeSettings(max_streams=6)), tuning=Tuning(others_fraction=2 / 3)) as streams:
         for name in ("a", "b"):
             stream = streams.open(name, 7)
             stream.leave(join(stream, 7), 0.0, deliver=True)
-        with pytest.raises(Refused, match="max_streams_per_user"):
+        with pytest.raises(Refused, match="part of max_streams"):
             streams.open("c", 7)
         opens(streams, "c", 8)
         stream.pipeline.health.found_working()

@@ -114,7 +114,7 @@ def test_where_the_way_or_the_stream_is_refused_no_good_row_is_left_out(
     frame = spark.range(0, 5, 1, 1).selectExpr("id AS partition_key", f"{BAD} AS data")
     text = "StreamARN and StreamName do not match"
     refusal = {"kind": "error", "status": 400, "code": "InvalidArgumentException", "message": text}
-    with daemon(kinesis.url, permanent_error_grace_seconds=0.5) as running:
+    with daemon(kinesis.url, tuning={"permanent_error_grace_seconds": 0.5}) as running:
         options: dict[str, Any] = {"socket": str(running.socket), "data": "data"}
         kinesis.call("faults", {"standing": [{"kind": "replaced", "status": 413}]})
         with pytest.raises(FlushTimeout, match="last error: 413: "):

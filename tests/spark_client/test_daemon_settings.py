@@ -153,6 +153,7 @@ REFUSED: list[Any] = [
     {"region": "eu-west-1\n"},
     {"endpoint_url": "http://a\0b"},
     {"streams": {"a": {"max_streams": 1}}},
+    {"streams": {"a": {"request_max_records": 1}}},
     {"streams": {"a": 5}},
     {"streams": 5},
     {"region": {"a": {}}},
@@ -169,6 +170,7 @@ REFUSED_OF_SPARK: list[dict[str, str]] = [
     {"producerd.daemon.regoin": "x"},
     {"producerd.daemon.queue_limit": "1", "producerd.daemon.queueLimit": "2"},
     {"producerd.daemon.region": "x", "producerd.socket": "/s"},
+    {"producerd.daemon.workerThreads": "2"},
 ]
 
 

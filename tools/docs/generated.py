@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from producerd import cli
 from producerd.config import NodeSettings, StreamSettings
 from producerd.config.settings import OF_ONE_STREAM, Settings, needs_restart
+from producerd.config.sources import GONE
 from producerd.config.text import allowed, assignment, is_size, schema
 from producerd.config.values import UNITS
 from producerd.core import failures
@@ -97,7 +98,7 @@ DOES: Final[Mapping[Kind, str]] = {
     Kind.TRANSIENT: "sends the records again after a delay",
     Kind.INVALID: "divides the request until the bad record stands alone; that one fails",
     Kind.REFUSED: "divides the request until a record stands alone; that one waits, or fails after the grace",
-    Kind.PERMANENT: "counts the stream as refused, at once or after `permanent_error_grace_seconds`",
+    Kind.PERMANENT: "counts the stream as refused, at once or after a minute",
 }
 """What the daemon does about a failure."""
 
@@ -252,7 +253,7 @@ def client_settings() -> str:
     of_streams = whole["streams"]["additionalProperties"]["properties"]
     node = {name: _for_client(name, info, whole[name]) for name, info in NodeSettings.model_fields.items()}
     stream = {name: _for_client(name, info, of_streams[name]) for name, info in StreamSettings.model_fields.items()}
-    return json.dumps({"node": node, "stream": stream, "units": UNITS}, indent=1) + "\n"
+    return json.dumps({"node": node, "stream": stream, "gone": GONE, "units": UNITS}, indent=1) + "\n"
 
 
 def _for_client(name: str, info: FieldInfo, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class StreamHealth:
             return False
         self.state, self.code, self.request_id = HealthState.BROKEN, Code.UNREACHABLE, ""
         self.message = (
-            f"{self._wrong_as}; every attempt in first_contact_timeout_seconds = {self.first_contact_seconds:g} found "
+            f"{self._wrong_as}; every attempt in {self.first_contact_seconds:g} s found "
             f"it so, and the daemon has never had an answer from there: {WHERE_TO_LOOK}"
         )
         self._schedule_probe(now)

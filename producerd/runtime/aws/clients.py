@@ -27,6 +27,7 @@ from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.dangers import HOSTS_OF_AWS
 from producerd.config.redaction import redacted_url
+from producerd.config.tuning import TUNING, Tuning
 from producerd.config.values import is_endpoint
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.errors import ConfigurationError
@@ -56,7 +57,6 @@ class Access:
     endpoint_url: str | None
     role_arn: str | None
     external_id: str | None = field(repr=False)
-    connect_timeout_seconds: float
 
 
 def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
@@ -70,7 +70,6 @@ def access_of(node: NodeSettings, stream: StreamSettings) -> Access:
         endpoint_url=stream.endpoint_url or node.endpoint_url,
         role_arn=role.role_arn,
         external_id=role.external_id,
-        connect_timeout_seconds=stream.connect_timeout_seconds,
     )
 
 
@@ -92,7 +91,9 @@ class AwsClient:
     ``is_aws``: whether the endpoint is AWS's own, by its URL, which TLS proves.  False before `ready` has returned.
     """
 
-    def __init__(self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
+    def __init__(
+        self, access: Access, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack, tuning: Tuning
+    ) -> None:
         self.was_answered = False  # whether the endpoint ever answered, even with an error other than a bare 400
         self.is_aws = False
         self.clock = ServiceClock()
@@ -100,6 +101,7 @@ class AwsClient:
         self._access = access
         self._loader = loader
         self._opened = opened
+        self._tuning = tuning
         self._making = asyncio.Lock()
         self._client: Any = None
         self._transport: Transport | None = None
@@ -168,7 +170,7 @@ class AwsClient:
         config = AioConfig(
             http_session_cls=self._open_transport,
             user_agent=USER_AGENT,
-            connect_timeout=self._access.connect_timeout_seconds,
+            connect_timeout=self._tuning.connect_timeout_seconds,
             retries={"total_max_attempts": 1},  # the daemon retries entries, not requests
             parameter_validation=False,
         )
@@ -226,10 +228,11 @@ class AwsClient:
 class AwsClients:
     """The clients of the daemon, one for each `Access`."""
 
-    def __init__(self, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack) -> None:
+    def __init__(self, loader: Any, tasks: asyncio.TaskGroup, opened: AsyncExitStack, tuning: Tuning) -> None:
         self._loader = loader
         self._tasks = tasks
         self._opened = opened
+        self._tuning = tuning
         self._clients: dict[Access, AwsClient] = {}
 
     def look_for_credentials(self, accesses: Iterable[Access]) -> None:
@@ -273,7 +276,7 @@ class AwsClients:
         """Return the client of an access, and make it at the first call."""
         client = self._clients.get(access)
         if client is None:
-            client = self._clients[access] = AwsClient(access, self._loader, self._tasks, self._opened)
+            client = self._clients[access] = AwsClient(access, self._loader, self._tasks, self._opened, self._tuning)
         return client
 
 
@@ -308,7 +311,7 @@ def _words_of_value(error: ValueError) -> str:
 
 
 @asynccontextmanager
-async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
+async def open_clients(accesses: Iterable[Access], tuning: Tuning = TUNING) -> AsyncIterator[AwsClients]:
     """Provide clients until the block ends.
 
     Raise ConfigurationError if an access cannot work, or if an installed library lacks a name that the daemon uses.
@@ -323,7 +326,7 @@ async def open_clients(accesses: Iterable[Access]) -> AsyncIterator[AwsClients]:
                 raise ValueError(f"Invalid endpoint: {made.meta.endpoint_url}")
     raised: BaseException | None = None
     async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
-        clients = AwsClients(session.get_component("data_loader"), tasks, opened)
+        clients = AwsClients(session.get_component("data_loader"), tasks, opened, tuning)
         try:
             yield clients
         except BaseException as error:  # the group would wrap an exception that is not of its tasks

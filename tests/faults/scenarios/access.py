@@ -123,7 +123,7 @@ def _expire(stage: Stage, endpoint: KeysEndpoint, seconds: float) -> None:
 
 @scenario(
     f"PutRecords is denied for half of the grace of {GRACE_SECONDS} s, and for a minute",
-    settings={"permanent_error_grace_seconds": GRACE_SECONDS},
+    tuning={"permanent_error_grace_seconds": GRACE_SECONDS},
 )
 def denied_records(stage: Stage) -> None:
     with stage.spares_callers():
@@ -137,7 +137,7 @@ def denied_records(stage: Stage) -> None:
 
 @scenario(
     "ListShards is denied for a minute while shards split and merge, and for a minute to a daemon that starts",
-    settings={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
+    tuning={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
     resends=False,
 )
 def denied_shards(stage: Stage) -> None:

@@ -18,16 +18,19 @@ from tests.faults.scenarios import scenario
 from tests.faults.stage import SETTLE_SECONDS, SPARE, Stage, wait_for
 from tests.faults.watch import Process, look, wait_for_level
 
-TIGHT: Final[dict[str, Any]] = {"node_max_in_flight_bytes": 32 * MIB, "body_timeout_seconds": 2}
+TIGHT: Final = {"node_max_in_flight_bytes": 32 * MIB}
+SHORT: Final = {"body_timeout_seconds": 2.0}
 Act = Callable[[Stage], None]
 HONEST: Final = "honest acknowledgements: "
 KEPT_BYTES: Final = 24 * MIB
 """What the allocator may keep, for it gives nothing back while records come."""
 
 
-def abuse(injected: str, settings: Mapping[str, Any] = TIGHT, **options: Any) -> Callable[[Act], Act]:
+def abuse(
+    injected: str, settings: Mapping[str, Any] = TIGHT, tuning: Mapping[str, Any] = SHORT, **options: Any
+) -> Callable[[Act], Act]:
     """A scenario in which no honest caller may get an error, and nothing hits the way to the service."""
-    return scenario(injected, patient=True, resends=False, settings=settings, **options)
+    return scenario(injected, patient=True, resends=False, settings=settings, tuning=tuning, **options)
 
 
 class Refused(NamedTuple):
@@ -64,7 +67,7 @@ def slow_bytes(stage: Stage) -> None:
     )
 
 
-@abuse("1,000 connections at once, for 20 s", settings={"max_connections": 256}, connections=256)
+@abuse("1,000 connections at once, for 20 s", settings={"max_connections": 256}, tuning={}, connections=256)
 def crowd(stage: Stage) -> None:
     _abused(stage, "crowd", [], connections=256, short_seconds=5)
     made_place = stage.daemon.metrics()["client_disconnects_total[table_full]"]
@@ -79,7 +82,7 @@ def garbage(stage: Stage) -> None:
 @abuse("16 clients reserve and never send the body, for 20 s")
 def unsent_bodies(stage: Stage) -> None:
     # Honest callers wait for up to two of the bodies' time-outs, so the abuse must last longer to see them go on.
-    _abused(stage, "reserve_only", [LATE], connections=16, short_seconds=4 * TIGHT["body_timeout_seconds"])
+    _abused(stage, "reserve_only", [LATE], connections=16, short_seconds=4 * SHORT["body_timeout_seconds"])
 
 
 @abuse("4 clients ask for the status without end, for 20 s")

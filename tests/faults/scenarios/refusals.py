@@ -62,7 +62,7 @@ def everything_refused(stage: Stage) -> None:
 
 @scenario(
     f"a proxy answers each body above {BODY_BYTES:,} bytes with a bare 413 for a minute, and some rows are larger",
-    settings={"permanent_error_grace_seconds": GRACE_SECONDS},
+    tuning={"permanent_error_grace_seconds": GRACE_SECONDS},
 )
 def proxy_with_a_body_limit(stage: Stage) -> None:
     def front(request: bytes) -> bytes | None:

@@ -66,8 +66,8 @@ def _lacks_cgroup() -> str:
         "node_max_in_flight_bytes": 8 * MIB,
         "max_streams": len(STREAMS),
         "max_connections": 16,
-        "session_window_bytes": 64 * MIB,
     },
+    tuning={"session_window_bytes": 64 * MIB},
     shape=LARGE,
     records_per_second=60,
     tls=True,
@@ -220,7 +220,7 @@ def _in_a_hurry(stage: Stage) -> Iterator[None]:
 
 @scenario(
     "ten idle minutes in which shards split and merge and connections end; then ListShards fails for now",
-    settings={"shard_map_wait_seconds": 1},
+    tuning={"shard_map_wait_seconds": 1},
     around=_in_a_hurry,
     resends=False,
 )

@@ -86,7 +86,7 @@ def lagging_shards(stage: Stage) -> None:
 
 @scenario(
     "300 splits and merges in 30 s, in which ListShards is throttled, wholly for 20 s and once in two calls then",
-    settings={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
+    tuning={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
 )
 def throttled_shards(stage: Stage) -> None:
     resharding = owners(stage)
@@ -100,7 +100,7 @@ def throttled_shards(stage: Stage) -> None:
 
 @scenario(
     "all streams deleted and made again with other ranges, twice: 25 s later, and at once with the first numbers",
-    settings={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
+    tuning={"shard_map_wait_seconds": MAP_WAIT_SECONDS},
 )
 def recreated_streams(stage: Stage) -> None:
     with stage.spares_callers():

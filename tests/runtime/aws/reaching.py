@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from producerd.config.tuning import Tuning
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.encoding.formats import JSON
 from producerd.core.sending.answers import Answer, RequestFailed
@@ -30,7 +31,6 @@ DEFAULTS: dict[str, Any] = {
     "region": "us-east-1",
     "role_arn": None,
     "external_id": None,
-    "connect_timeout_seconds": 2.0,
 }
 
 
@@ -42,10 +42,12 @@ STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2
 
 
 @asynccontextmanager
-async def reached(url: str | None = None, **over: Any) -> AsyncIterator[tuple[AioKinesis, AwsClient]]:
+async def reached(
+    url: str | None = None, *, connect_timeout_seconds: float = 2.0, **over: Any
+) -> AsyncIterator[tuple[AioKinesis, AwsClient]]:
     wanted = access(url, **over)
     with ThreadPoolExecutor(1) as pool:
-        async with open_clients([wanted]) as clients:
+        async with open_clients([wanted], Tuning(connect_timeout_seconds=connect_timeout_seconds)) as clients:
             yield AioKinesis(clients.of(wanted), pool), clients.of(wanted)
 
 

@@ -23,7 +23,7 @@ from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES
 from botocore.exceptions import NoCredentialsError
 from structlog.testing import capture_logs
 
-from producerd.config import StreamSettings
+from producerd.config.tuning import TUNING
 from producerd.core.failures import CREDENTIALS_LATE, meaning_of
 from producerd.errors import Code
 from producerd.runtime.aws import clients
@@ -231,7 +231,7 @@ async def test_a_hung_sts_is_given_up_within_seconds_and_waited_for_like_kinesis
 
 def test_a_request_to_a_source_ends_before_its_renewal_and_a_grace_has_room_for_several() -> None:
     request = module.SOURCES.connect_timeout + module.SOURCES.read_timeout
-    assert request < module.RENEWAL_TIMEOUT_SECONDS <= StreamSettings().permanent_error_grace_seconds / 4
+    assert request < module.RENEWAL_TIMEOUT_SECONDS <= TUNING.permanent_error_grace_seconds / 4
 
 
 # ---- a process that provides them
