@@ -35,8 +35,12 @@ class Reload:
 def reload(current: Config, loaded: Config, open_streams: Collection[str]) -> Reload:
     """Mix the settings in effect with newly loaded ones.  Raise ConfigurationError if the mixture is not valid."""
     config = _mixed(current, loaded, open_streams)
-    if problems := list(_problems(config)):
-        raise ConfigurationError(problems)
+    if len(config.streams) > config.node.max_streams:
+        problem = (
+            f"max_streams = {config.node.max_streams}: {len(config.streams)} streams have settings of their own, "
+            "including open streams that are not listed any more; a restart would apply all new settings"
+        )
+        raise ConfigurationError((problem,))
     return Reload(config, tuple(_differences(current, config)), tuple(_differences(config, loaded)))
 
 
@@ -58,19 +62,6 @@ def _kept(before: _S, after: _S) -> _S:
     """Return the new settings, with the old values of those that need a restart."""
     fields = type(after).model_fields
     return after.model_copy(update={name: getattr(before, name) for name in fields if needs_restart(fields[name])})
-
-
-def _problems(config: Config) -> Iterator[str]:
-    """Yield a line for each conflict between old and new values."""
-    for place, settings in _tables(config):
-        for conflict in settings.conflicts():
-            values = ", ".join(f"{place}{assignment(key, getattr(settings, key))}" for key in conflict.keys)
-            yield f"{values}: {conflict.message}; a restart would apply all new settings"
-    if len(config.streams) > config.node.max_streams:
-        yield (
-            f"max_streams = {config.node.max_streams}: {len(config.streams)} streams have settings of their own, "
-            "including open streams that are not listed any more; a restart would apply all new settings"
-        )
 
 
 def _tables(config: Config) -> Iterator[tuple[str, Settings]]:
