@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +32,7 @@ from producerd.config.settings import (
     StreamSettings,
 )
 from producerd.config.text import allowed, toml_value
+from producerd.config.tuning import TUNING
 from producerd.config.values import default_socket
 from producerd.errors import ConfigurationError
 
@@ -267,12 +269,24 @@ def _known(model: type[Settings], name: str, given: _Given, problems: list[str],
     plain = name.replace("-", "_").lower()
     ours = ELSEWHERE.get(plain, plain)
     if ours in GONE:
-        problems.append(f"{given}: {ours} is gone since 0.2, so delete it: {GONE[ours]}")
+        if not _changes_nothing(ours, given.value):
+            problems.append(f"{given}: {ours} is gone since 0.2, so delete it: {GONE[ours]}")
         return False
     near = [ours] if ours != plain else difflib.get_close_matches(plain, [*model.model_fields, *also], cutoff=0.5)
     as_written = [PREFIX + n.upper() for n in near] if given.origin == "environment" else near
     nearest = f"the nearest is {as_written[0]}" if near else "`producerd config print` shows all"
     problems.append(f"{given}: no such setting; {nearest}")
+    return False
+
+
+def _changes_nothing(name: str, value: object) -> bool:
+    """Return whether a setting that is gone has the value that a daemon has now.
+
+    Files with such a value still start a daemon, because ``config print`` wrote every setting.
+    """
+    constant = getattr(TUNING, name, 0 if name.endswith("_per_user") else None)
+    with suppress(TypeError, ValueError):
+        return constant is not None and float(str(value)) == constant
     return False
 
 
