@@ -31,8 +31,9 @@ from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime.asking import ServiceAnswer
+from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.session import Session
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.wire import messages

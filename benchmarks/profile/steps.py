@@ -20,6 +20,7 @@ LINES: Final = {
 """Steps that are single calls: a part of the line that makes the call, and the step."""
 PLACES: Final = {
     "runtime/session": "read and check frames, acknowledge",
+    "runtime/client_": "read and check frames, acknowledge",
     "core/rows/intake": "read and check frames, acknowledge",
     "core/gate": "admit",
     "core/budget": "admit",

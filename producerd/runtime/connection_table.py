@@ -55,7 +55,7 @@ class ConnectionTable:
 
         It takes a millisecond to look for idle ones.  ``looks`` is whether the connection's user has that time.
         """
-        uid, most = session.uid, node.max_connections
+        uid, most = session.client.uid, node.max_connections
         most_of_user = self._tuning.most_of_a_user(most)
         if looks:
             self._let_go(self._of_user.get(uid, ()), self._places_of(uid) + 1 - most_of_user)
@@ -89,7 +89,7 @@ class ConnectionTable:
             if (since := session.idle_since) is None:
                 busy.update(session.streams)
                 continue
-            rank = now - since < IDLE_SECONDS, session.stays_away, since
+            rank = now - since < IDLE_SECONDS, session.client.stays_away, since
             ranks |= {stream: max(rank, ranks.get(stream, rank)) for stream in session.streams}
         return {stream: rank for stream, rank in ranks.items() if stream not in busy}
 
@@ -120,7 +120,7 @@ class ConnectionTable:
 
     def _let_one_go(self, session: Session) -> None:
         self._free_place_of(session)
-        session.close(Code.TABLE_FULL, MADE_PLACE)
+        session.end_session(Code.TABLE_FULL, MADE_PLACE)
 
     def _by_dispensability(self, sessions: Iterable[Session]) -> list[Session]:
         """Return the idle ones of the sessions, in the order in which they may go.
@@ -131,19 +131,19 @@ class ConnectionTable:
 
         def rank(each: tuple[float, Session]) -> tuple[tuple[bool, bool, bool], float]:
             since, one = each
-            return (now - since < IDLE_SECONDS, one.stays_away, bool(one.streams)), since
+            return (now - since < IDLE_SECONDS, one.client.stays_away, bool(one.streams)), since
 
         idle = [(since, one) for one in sessions if (since := one.idle_since) is not None]
         left = {uid: len(own) for uid, own in self._of_user.items()}
         order = []
         for each in sorted(idle, key=rank):
             (kind, since), one = rank(each), each[1]
-            order.append(((kind, -left[one.uid], since), one))
-            left[one.uid] -= 1
+            order.append(((kind, -left[one.client.uid], since), one))
+            left[one.client.uid] -= 1
         return [one for _, one in sorted(order, key=itemgetter(0))]
 
     def _free_place_of(self, session: Session) -> None:
-        own = self._of_user.get(session.uid, {})
+        own = self._of_user.get(session.client.uid, {})
         own.pop(session, None)
         if not own:
-            self._of_user.pop(session.uid, None)
+            self._of_user.pop(session.client.uid, None)

@@ -40,12 +40,13 @@ from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import aside
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
+from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.commands import Commands, Drained, JsonObject
 from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.leaving import IdleTime, OwnerProcess
 from producerd.runtime.listener import Listener
-from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.session import Session
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
@@ -201,7 +202,7 @@ class Daemon:
     # ---- what sessions need
 
     def admit(self, session: Session) -> str | None:
-        looks = self.shares.has_time(session.peer, self.shares.clock())
+        looks = self.shares.has_time(session.client.peer, self.shares.clock())
         return self._connections.admit(session, self.config.node, looks=looks)
 
     def open_stream(self, name: str, uid: int | None, *, dry_run: bool = False) -> Stream:
@@ -353,7 +354,7 @@ class Daemon:
         seconds = self.config.node.drain_timeout_seconds
         emptying_seconds = self._drained.empties_for_seconds or 0.0
         for session in list(self._connections):
-            session.drain(seconds + emptying_seconds)
+            session.announce_drain(seconds + emptying_seconds)
         now = self._loop.time()
         for stream in self._streams:
             stream.gate.refuse_all(Refusal(Code.DRAINING, "the daemon stops"), now)
@@ -401,7 +402,7 @@ class Daemon:
     async def _say_last_words(self) -> None:
         """Let the last acknowledgements leave, and then end the connections."""
         for session in list(self._connections):
-            session.close(Code.DRAINING, "the daemon has stopped")
+            session.end_session(Code.DRAINING, "the daemon has stopped")
         if self._connections:
             self._all_gone.clear()  # set since the first time that no client was connected
             with suppress(TimeoutError):

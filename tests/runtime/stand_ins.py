@@ -11,8 +11,9 @@ from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import ServiceAnswer
+from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
-from producerd.runtime.session import Session, SessionRules
+from producerd.runtime.session import Session
 from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
 from producerd.wire import messages

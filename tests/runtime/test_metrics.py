@@ -471,9 +471,9 @@ async def test_every_connection_ends_for_one_reason() -> None:
         ("lost", nothing, ConnectionResetError()),
         ("lost", lambda session: tell(session, reserve(1, rows(3))), None),
         ("protocol", lambda session: tell(session, messages.encode(messages.Reserve(1, 9, Layout(1, 1, 1)))), None),
-        ("draining", lambda session: session.close(Code.DRAINING, "the daemon has stopped"), None),
-        ("not_authorized", lambda session: session.close(Code.NOT_AUTHORIZED, "no"), None),
-        ("failed", lambda session: session.close(Code.INTERNAL, "no"), None),
+        ("draining", lambda session: session.end_session(Code.DRAINING, "the daemon has stopped"), None),
+        ("not_authorized", lambda session: session.end_session(Code.NOT_AUTHORIZED, "no"), None),
+        ("failed", lambda session: session.end_session(Code.INTERNAL, "no"), None),
     ]
     for reason, happens, error in ends:
         host = StandInHost()

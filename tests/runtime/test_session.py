@@ -18,6 +18,7 @@ import structlog
 import producerd.runtime.session as module
 from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code, Outcome
+from producerd.runtime.client_socket import MESSAGES_OF_A_TURN
 from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
@@ -276,7 +277,7 @@ async def test_a_flood_of_one_client_leaves_the_loop_to_others_and_is_answered_w
 
 
 async def test_a_flood_may_end_in_garbage_or_in_the_end_of_its_client(host: StandInHost) -> None:
-    session, transport = opened(host, messages.encode(messages.Flush(1)) * module.MESSAGES_OF_A_TURN + b"\xff" * 8)
+    session, transport = opened(host, messages.encode(messages.Flush(1)) * MESSAGES_OF_A_TURN + b"\xff" * 8)
     assert transport.drain() == []
     await asyncio.sleep(0)
     (close,) = transport.drain()
@@ -381,7 +382,7 @@ async def test_only_users_that_are_listed_may_connect(
     monkeypatch.setattr(module, "peer_of", lambda _: None if uid is None else Peer(12, uid, 0))
     host.rules = replace(RULES, allowed_uids=frozenset({7}))
     session, transport = connected(host)
-    assert session.uid == uid
+    assert session.client.uid == uid
     if not refused:
         assert (transport.drain(), log) == ([], [])
         return
@@ -468,7 +469,7 @@ async def test_a_session_that_has_ended_keeps_no_buffer(host: StandInHost) -> No
 
 async def test_what_comes_after_the_daemon_has_closed_a_session_is_dropped(host: StandInHost) -> None:
     session, transport = opened(host)
-    session.close(Code.INTERNAL, "no")
+    session.end_session(Code.INTERNAL, "no")
     for _ in range(2):
         session.buffer_updated(len(session.get_buffer(-1)))
     assert len(session.get_buffer(-1)) > 0, "asyncio ends a connection without a buffer with an error"
@@ -496,7 +497,7 @@ async def test_a_client_that_closes_is_sent_nothing_more(host: StandInHost, log:
     tell(session, BYE)
     assert log[1:] == [line_of("client closed", "debug", code="BYE", message="enough")]
     ends_all(host)
-    session.drain(5.0)
+    session.announce_drain(5.0)
     assert (transport.closed, transport.drain()) == (True, [])
     session.connection_lost(ConnectionResetError())
     assert session.ended_as == "closed"
@@ -521,7 +522,7 @@ async def test_a_client_is_idle_since_it_last_spoke_or_was_answered(host: StandI
     clock.now = 3.0
     ends_all(host, clock.now)
     seen.append(session.idle_since)
-    session.close(Code.DRAINING, "the daemon has stopped")
+    session.end_session(Code.DRAINING, "the daemon has stopped")
     seen.append(session.idle_since)
     assert seen == [0.0, 1.0, None, 3.0, None], "it waits for an answer, and in the end it is closed"
 
@@ -534,7 +535,7 @@ async def test_a_connection_that_the_daemon_closes_is_cut_if_its_client_does_not
     stays, _ = opened(StandInHost())
     goes, _ = opened(StandInHost())
     for session in (stays, goes):
-        session.close(Code.INTERNAL, "no")
+        session.end_session(Code.INTERNAL, "no")
     goes.connection_lost(None)
     await clock.run(4.75)
     assert cut == []
@@ -573,7 +574,7 @@ async def test_a_daemon_that_stops_announces_it_to_the_clients_that_have_greeted
     greeted, of_greeted = opened(host)
     silent, of_silent = connected(host)
     for session in (greeted, silent):
-        session.drain(7.5)
+        session.announce_drain(7.5)
     assert of_greeted.drain() == [messages.Draining(7.5, "the daemon stops")]
     assert of_silent.drain() == []
 

@@ -272,15 +272,15 @@ async def test_the_frames_and_breaches_of_a_session_count_for_its_user() -> None
         host.shares.spend(OTHER, 0.0)
     session, transport = opened(by_frames)
     for number in range(1, 5):
-        assert by_frames.shares.has_time(session.peer, 0.0)
+        assert by_frames.shares.has_time(session.client.peer, 0.0)
         tell(session, put(number, one()))
     assert [type(message) for message in transport.drain()] == [messages.Grant] * 4, "no breach"
-    assert not by_frames.shares.has_time(session.peer, 0.0)
+    assert not by_frames.shares.has_time(session.client.peer, 0.0)
 
     session, _ = opened(by_breach)
-    assert by_breach.shares.has_time(session.peer, 0.0)
+    assert by_breach.shares.has_time(session.client.peer, 0.0)
     tell(session, b"garbage " * 4)
-    assert not by_breach.shares.has_time(session.peer, 0.0)
+    assert not by_breach.shares.has_time(session.client.peer, 0.0)
 
 
 @pytest.fixture

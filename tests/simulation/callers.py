@@ -194,7 +194,7 @@ class Session:
         self.flushes = [waits_for for waits_for in self.flushes if waits_for]
 
     def body_arrives(self, ticket: Ticket) -> None:
-        """As `producerd.runtime.session` accepts it."""
+        """As `producerd.runtime.client_frames` submits it."""
         if self.granted_ticket is not ticket:
             return
         sim, sent = self.sim, self.sent[ticket.frame_id]
