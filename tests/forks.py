@@ -118,11 +118,11 @@ class Forked:
 
 def daemon(*, renders_at_once: bool) -> Callable[[list[str], Mapping[str, Any]], int]:
     """Import a daemon, and return its entry point."""
-    import producerd.runtime.daemon
+    import producerd.runtime.rendering
     from tests import tuned  # it imports the daemon, nearly all of the time that a start takes
 
     if renders_at_once:  # tests ask more often than a Prometheus
-        producerd.runtime.daemon.RENDERING_SECONDS = 0.0  # type: ignore[misc]
+        producerd.runtime.rendering.RENDERING_SECONDS = 0.0  # type: ignore[misc]
     return lambda options, tuning: tuned.main(tuning, ["serve", *options])
 
 

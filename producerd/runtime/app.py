@@ -21,6 +21,7 @@ from producerd.core.shards.shard_map import ONE_LANE
 from producerd.errors import ConfigurationError
 from producerd.runtime import admin, allocator, logs, systemd
 from producerd.runtime.aws.clients import accesses_of, open_clients
+from producerd.runtime.commands import Commands
 from producerd.runtime.daemon import Daemon
 from producerd.runtime.event_loop import EventLoop
 from producerd.runtime.leaving import OwnerProcess
@@ -105,10 +106,11 @@ async def live(
             owner=owner,
             tuning=tuning,
         )
-        stack.callback(daemon.close)
+        stack.callback(daemon.stop_watching)
         daemon.watch()
+        commands = Commands(daemon, daemon.streams)
         if node.metrics_address is not None:
-            page = Page(daemon.commands.status)
+            page = Page(commands.status)
             page.watch(loop)
             stack.callback(page.stop)
             bound = await stack.enter_async_context(
@@ -126,7 +128,7 @@ async def live(
             else Listener(node.admin_path, 0o600, setting="admin_socket")
         )
         stack.callback(admin_listener.close)
-        admin_acceptor = await stack.enter_async_context(admin.serve_socket(admin_listener, daemon.commands))
+        admin_acceptor = await stack.enter_async_context(admin.serve_socket(admin_listener, commands))
         return await daemon.serve(admin_acceptor)
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -25,6 +24,7 @@ from producerd.config.text import as_toml
 from producerd.runtime import logs
 from producerd.runtime.aside import aside
 from producerd.runtime.sampling import MOST_SECONDS, StackSampler
+from producerd.runtime.shutdown import Drained
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
 
@@ -36,27 +36,6 @@ LIBRARIES: Final = ("aiobotocore", "aiohttp", "botocore", "numpy", "orjson", "py
 
 class NoSuchStream(Exception):
     """No client has opened a stream of that name."""
-
-
-@dataclass(slots=True)
-class Drained:
-    """The result of draining, as far as it has come.
-
-    ``empties_for_seconds``: how long the daemon delivers its queues first.
-    """
-
-    empties_for_seconds: float | None = None
-    returned_records: int = 0
-    undelivered_records: int = 0
-    """Records that are lost, because they had no caller to return to."""
-
-    def empty_for(self, seconds: float) -> None:
-        """Deliver the queues for this long first."""
-        self.empties_for_seconds = seconds
-
-    def end(self, *, returned_records: int, undelivered_records: int) -> None:
-        """Note how many rows were returned and lost, when none is left."""
-        self.returned_records, self.undelivered_records = returned_records, undelivered_records
 
 
 class Node(Protocol):
@@ -76,7 +55,7 @@ class Node(Protocol):
     @property
     def connections(self) -> int: ...
 
-    async def drain(self, seconds: float | None) -> Drained: ...
+    async def drain_and_stop(self, seconds: float | None) -> Drained: ...
 
     async def reload(self) -> JsonObject: ...
 
@@ -170,7 +149,7 @@ class Commands:
         return {"streams": {name: flushing.counts() for name, flushing in flushings.items()}}
 
     async def drain(self, timeout_seconds: float | None) -> JsonObject:
-        drained = await self._node.drain(timeout_seconds)
+        drained = await self._node.drain_and_stop(timeout_seconds)
         return {
             "returned_records": drained.returned_records,
             "undelivered_records": drained.undelivered_records,

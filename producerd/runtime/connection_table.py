@@ -34,6 +34,7 @@ class ConnectionTable:
         self._tuning = tuning
         self._all: dict[Session, None] = {}
         self._of_user: dict[int | None, dict[Session, None]] = {}
+        self._last_ended = asyncio.Event()
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._all)
@@ -111,6 +112,14 @@ class ConnectionTable:
         """Forget a connection whose socket has ended."""
         self._all.pop(session, None)
         self._free_place_of(session)
+        if not self._all:
+            self._last_ended.set()
+
+    async def all_end(self) -> None:
+        """Return when there is no connection any more."""
+        while self._all:
+            self._last_ended.clear()
+            await self._last_ended.wait()
 
     def _let_go(self, sessions: Iterable[Session], beyond: int) -> None:
         """Let this many of the sessions go, or as many as are idle."""

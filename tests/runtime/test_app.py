@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     class Noted:
         """Notes under the name of its kind that it is opened, with what, and that it is closed."""
 
-        commands = SimpleNamespace(status="status")
+        streams = ()
         render_metrics, html, unready = "metrics", "html", "draining"
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -57,7 +56,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
         def close(self) -> None:
             steps.append(("close", self.kind))
 
-        stop = close
+        stop = stop_watching = close
 
     class Executor(ThreadPoolExecutor):
         def __init__(self, threads: int, thread_name_prefix: str) -> None:

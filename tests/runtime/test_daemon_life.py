@@ -22,15 +22,15 @@ from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.cgroup import MemoryLimit
 from producerd.errors import Code, ConfigurationError, Refused
-from producerd.runtime import allocator, logs
+from producerd.runtime import allocator, logs, rendering
 from producerd.runtime import streams as streams_module
 from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.asking import ServiceAnswer
-from producerd.runtime.commands import Drained
 from producerd.runtime.daemon import Daemon, State
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session
 from producerd.runtime.shares import LoopShares
+from producerd.runtime.shutdown import Drained
 from producerd.runtime.stream import Stream
 from producerd.wire import messages
 from tests.daemon import directory, one, rows, until_on_loop
@@ -249,7 +249,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
                 life.handlers[number] = lambda: call(*arguments)
 
             monkeypatch.setattr(life.loop, "add_signal_handler", handle)
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=life.loop.time))
+            monkeypatch.setattr(rendering, "time", SimpleNamespace(monotonic=life.loop.time))
             monkeypatch.setattr(streams_module, "AioKinesis", lambda client, executor: life.service)
             monkeypatch.setattr(streams_module, "ShardWatch", life.watch_shards)
             life.daemon.watch()
@@ -263,7 +263,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Live:
                         life.signal()
             finally:
                 life.acceptor.close()
-                life.daemon.close()
+                life.daemon.stop_watching()
                 life.listener.close()
 
     def run(
@@ -334,7 +334,7 @@ def test_a_daemon_serves_until_a_signal_and_reports_each_step(
         assert await life.ends() == (0, 7.0)
         assert life.daemon.unready == "stopped"
         assert life.systemd.told == ["ready", "stopping"]
-        life.daemon.close()
+        life.daemon.stop_watching()
         await asyncio.sleep(10.0)
         assert await life.shows("event_loop_lag_seconds_count") == looks
 
@@ -473,7 +473,7 @@ def test_a_drain_ends_with_its_rows_or_at_its_deadline_or_when_it_is_hurried(liv
                     life.owner.ended.set()
                 case "drain":
                     given = float(seconds[0]) if seconds else None
-                    asked.append(asyncio.create_task(life.daemon.drain(given)))
+                    asked.append(asyncio.create_task(life.daemon.drain_and_stop(given)))
                     await turns()
                 case _:
                     life.signal(signal.Signals[what])
@@ -575,7 +575,7 @@ def test_a_body_on_its_way_is_waited_for_as_long_as_it_may_take(
         tell(client.protocol, reserve(1, frame) + whole[:100])
         await asyncio.sleep(1.0)
         if asked == "drain":
-            drained = asyncio.create_task(life.daemon.drain(10.0))
+            drained = asyncio.create_task(life.daemon.drain_and_stop(10.0))
         else:
             life.signal()
         await asyncio.sleep(1.0)
@@ -600,7 +600,7 @@ def test_the_operator_has_the_queues_emptied_first_and_then_the_rest_returned(li
         client = await life.hang()
         life.lose_records()
         await turns()
-        asked = asyncio.create_task(life.daemon.drain(10.0))
+        asked = asyncio.create_task(life.daemon.drain_and_stop(10.0))
         await turns()
         assert codes_of(client) == [("draining", 40, "")]
         assert life.systemd.status() == "draining: 10 records left, at most 40 s"
@@ -619,7 +619,7 @@ def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> No
         life.put(client)
         await turns()
         client.drain()
-        assert await life.daemon.drain(10.0) == Drained(10.0, 0, 0)
+        assert await life.daemon.drain_and_stop(10.0) == Drained(10.0, 0, 0)
         assert await life.ends() == (0, 0.0)
         assert codes_of(client) == [("draining", 40, ""), ("stored", 5, ""), ("close", 0, Code.DRAINING)]
 

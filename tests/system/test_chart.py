@@ -23,7 +23,7 @@ import yaml
 from producerd.config import Config, load
 from producerd.config.memory import needed_bytes
 from producerd.config.values import GIB, KIB, MIB
-from producerd.runtime.daemon import LAST_SCRAPE_SECONDS, LAST_WORDS_SECONDS
+from producerd.runtime.shutdown import LAST_SCRAPE_SECONDS, LAST_WORDS_SECONDS
 from tests.daemon import ROOT, daemon
 from tests.system.charts import (
     CHART,
