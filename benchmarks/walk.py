@@ -34,8 +34,8 @@ from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session
-from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
+from producerd.runtime.users.shares import LoopShares
 from producerd.wire import messages
 from producerd.wire.columns import FRAME_CHARGE_BYTES, PREFIX, RECORD_CHARGE_BYTES, Columns, Layout
 

@@ -38,7 +38,7 @@ from producerd.runtime.listener import BACKLOG, Listener
 from producerd.runtime.log_lines import UNLIMITED
 from producerd.runtime.metrics import CONTENT_TYPE
 from producerd.runtime.page.page import HEADERS
-from producerd.runtime.peers import may_administer, peer_of
+from producerd.runtime.users.peers import may_administer, peer_of
 
 log = logs.get_logger("producerd.admin")
 orders = logs.get_logger(UNLIMITED)

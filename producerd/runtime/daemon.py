@@ -32,16 +32,16 @@ from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
 from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.commands import JsonObject
-from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.leaving import OwnerProcess
 from producerd.runtime.listener import Listener
 from producerd.runtime.rendering import RenderedMetrics
 from producerd.runtime.session import Session
-from producerd.runtime.shares import LoopShares
 from producerd.runtime.shutdown import Drained, Shutdown
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
+from producerd.runtime.users.connection_table import ConnectionTable
+from producerd.runtime.users.shares import LoopShares
 from producerd.wire.messages import Service
 
 log = logs.get_logger("producerd")

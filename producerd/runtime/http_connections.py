@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Final, Never, cast
 
-from producerd.runtime.shares import LoopShares, Share
+from producerd.runtime.users.shares import LoopShares, Share
 
 MOST_CONNECTIONS: Final = 64
 ANSWER_SECONDS: Final = 10.0

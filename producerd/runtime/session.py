@@ -23,9 +23,9 @@ from producerd.runtime.client_frames import ClientFrames, SessionRules, SessionS
 from producerd.runtime.client_socket import ClientDeadline, ClientSocket
 from producerd.runtime.dry_run import DryRun
 from producerd.runtime.logs import get_logger
-from producerd.runtime.peers import Client, peer_of
-from producerd.runtime.shares import LoopShares
 from producerd.runtime.stream import Stream
+from producerd.runtime.users.peers import Client, peer_of
+from producerd.runtime.users.shares import LoopShares
 from producerd.wire import messages
 from producerd.wire.columns import Body
 from producerd.wire.machine import Side

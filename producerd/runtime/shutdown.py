@@ -23,11 +23,11 @@ from typing import Final
 from producerd.config import NodeSettings
 from producerd.core.gate import Refusal
 from producerd.errors import Code
-from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.leaving import IdleTime, OwnerProcess
 from producerd.runtime.logs import get_logger
 from producerd.runtime.streams import Streams
+from producerd.runtime.users.connection_table import ConnectionTable
 
 log = get_logger("producerd")
 

@@ -19,13 +19,13 @@ from producerd.errors import Code, Refused
 from producerd.runtime.asking import Asking, ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.aws.kinesis import AioKinesis
-from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.dry_run import DryRun
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
-from producerd.runtime.unknown_names import CallAllowance, SparingCalls
+from producerd.runtime.users.connection_table import ConnectionTable
+from producerd.runtime.users.unknown_names import CallAllowance, SparingCalls
 
 log = get_logger("producerd.streams")
 

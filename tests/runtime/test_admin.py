@@ -25,7 +25,7 @@ from producerd.errors import ConfigurationError, PlaceTaken
 from producerd.runtime import admin
 from producerd.runtime.commands import JsonObject, NoSuchStream
 from producerd.runtime.listener import Listener
-from producerd.runtime.peers import Peer
+from producerd.runtime.users.peers import Peer
 from tests.daemon import directory, until_on_loop
 
 HERE: Final = ("127.0.0.1", 0)

@@ -11,9 +11,9 @@ import pytest
 from producerd.config import NodeSettings
 from producerd.config.tuning import Tuning
 from producerd.errors import Code
-from producerd.runtime.connection_table import ConnectionTable
-from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
+from producerd.runtime.users.connection_table import ConnectionTable
+from producerd.runtime.users.peers import Peer
 from producerd.wire import messages
 from producerd.wire.columns import Layout
 from tests.runtime.stand_ins import StandInHost, StandInTransport, tell

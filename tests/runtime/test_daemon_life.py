@@ -29,9 +29,9 @@ from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.daemon import Daemon, State
 from producerd.runtime.listener import Listener
 from producerd.runtime.session import Session
-from producerd.runtime.shares import LoopShares
 from producerd.runtime.shutdown import Drained
 from producerd.runtime.stream import Stream
+from producerd.runtime.users.shares import LoopShares
 from producerd.wire import messages
 from tests.daemon import directory, one, rows, until_on_loop
 from tests.runtime.stand_ins import StandInKinesis, StandInTransport, body, reserve, tell

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from producerd.runtime.peers import Peer, may_administer, peer_of
+from producerd.runtime.users.peers import Peer, may_administer, peer_of
 
 
 class Transport:

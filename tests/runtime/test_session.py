@@ -19,9 +19,9 @@ import producerd.runtime.session as module
 from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code, Outcome
 from producerd.runtime.client_socket import MESSAGES_OF_A_TURN
-from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
+from producerd.runtime.users.peers import Peer
 from producerd.wire import messages
 from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_RESENT, PREFIX, Columns, lay_out
 from producerd.wire.messages import MessageType

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import structlog
 
-from producerd.runtime import shares as module
-from producerd.runtime.peers import Peer
-from producerd.runtime.shares import ALONE, WITH_OTHERS, LoopShares
+from producerd.runtime.users import shares as module
+from producerd.runtime.users.peers import Peer
+from producerd.runtime.users.shares import ALONE, WITH_OTHERS, LoopShares
 from producerd.wire import messages
 from producerd.wire.messages import MessageType
 from tests.daemon import one, until_on_loop

@@ -22,12 +22,12 @@ from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
 from producerd.runtime import streams as module
 from producerd.runtime.asking import ServiceAnswer
-from producerd.runtime.connection_table import ConnectionTable
 from producerd.runtime.dispatcher import Dispatcher
-from producerd.runtime.peers import Peer
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.runtime.streams import Streams
+from producerd.runtime.users.connection_table import ConnectionTable
+from producerd.runtime.users.peers import Peer
 from producerd.wire import messages
 from tests.daemon import one, until_on_loop
 from tests.runtime.stand_ins import StandInHost, StandInKinesis, StandInTransport, connected, put, reserve, tell

@@ -9,7 +9,7 @@ import pytest
 
 from producerd.core.sending.answers import RequestFailed
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
-from producerd.runtime.unknown_names import CALLS_A_MINUTE, CALLS_AT_ONCE, CallAllowance, SparingCalls
+from producerd.runtime.users.unknown_names import CALLS_A_MINUTE, CALLS_AT_ONCE, CallAllowance, SparingCalls
 
 NOT_FOUND = RequestFailed("ResourceNotFoundException", "no such stream", False)
 DOWN = RequestFailed("EndpointConnectionError", "no route", False)
@@ -43,7 +43,7 @@ class Clock:
         self.now = 0.0
         self.slept: list[float] = []
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
-        monkeypatch.setattr("producerd.runtime.unknown_names.asyncio.sleep", self.sleep)
+        monkeypatch.setattr("producerd.runtime.users.unknown_names.asyncio.sleep", self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)

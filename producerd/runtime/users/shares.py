@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Final, NamedTuple
 
 from producerd.runtime.logs import get_logger
-from producerd.runtime.peers import Peer
+from producerd.runtime.users.peers import Peer
 from producerd.wire.messages import MessageType
 
 log = get_logger("producerd")
