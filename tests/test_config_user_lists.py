@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from producerd.config import load
-from producerd.config.user_lists import UserLists
+from producerd.runtime.users.user_lists import UserLists
 
 NOBODY: Mapping[str, str] = {}
 ARN = "arn:aws:kinesis:eu-west-1:111122223333:stream/flights"

@@ -12,7 +12,6 @@ from typing import Final
 
 from producerd.config import STREAM_NAME, Config
 from producerd.config.tuning import TUNING, Tuning
-from producerd.config.user_lists import UserLists
 from producerd.core.budget import NodeBudget, NodeInFlight
 from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Refused
@@ -26,6 +25,7 @@ from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.runtime.users.connection_table import ConnectionTable
 from producerd.runtime.users.unknown_names import CallAllowance, SparingCalls
+from producerd.runtime.users.user_lists import UserLists
 
 log = get_logger("producerd.streams")
 

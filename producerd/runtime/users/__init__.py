@@ -1,1 +1,1 @@
-"""What each user of the machine may still take: connections, the event loop's time, calls about unknown streams."""
+"""What each user of the machine may still take: streams, connections, the loop's time, calls about unknown names."""
