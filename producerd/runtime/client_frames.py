@@ -157,7 +157,7 @@ class ClientFrames:
             opened.stream.cancel(ticket, now)
         elif frame_id in self._waiting:
             opened, ticket, _ = self._waiting[frame_id]
-            why = opened.stream.describe(now)
+            why = opened.stream.report.describe(now)
             opened.stream.cancel(ticket, now)
             self.refuse(opened, frame_id, Refusal(Code.CANCELLED, why))
 
