@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.arguments import seconds_at_least
+from benchmarks.dashboard.grafana import DASHBOARD
 from benchmarks.dashboard.picture import draw
 from benchmarks.dashboard.record import FILE, read, record, write
 from benchmarks.dashboard.run import JOBS, NODES, PHASES, SCRAPE_SECONDS, SHARDS, faulty_run
@@ -21,7 +22,6 @@ from benchmarks.interrupts import fails_by, interrupts
 from benchmarks.machine import machine
 from benchmarks.table import say
 from producerd.demo.children import ChildFailed
-from tools.dashboard import FILE as DASHBOARD
 
 SECONDS: Final = 100.0
 LEAST_SECONDS: Final = 20.0

@@ -9,8 +9,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+DASHBOARD: Final = Path(__file__).resolve().parents[2] / "deploy/grafana/producerd.json"
 ALL: Final = ".*"
 """The dashboard's allValue."""
 VARIABLES: Final = ("cluster", "region", "stream", "instance")
