@@ -266,13 +266,13 @@ class _Walk:
     def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:  # noqa: ARG002
         raise AssertionError("a walk asks no question")
 
-    def failed(self, error: Exception) -> None:
+    def end_loudly(self, error: Exception) -> None:
         self.wrong(error)
 
     def _touched(self, stream: Stream) -> None:
         self.dispatcher.look_at(stream)
 
-    def ended(self, session: Session) -> None:
+    def session_ended(self, session: Session) -> None:
         pass
 
 

@@ -78,12 +78,12 @@ class Backlog:
         """Let rows that come back from now on end as failures.  Any thread may call this."""
         self._sends_again = False
 
-    def add(self, frame_id: int, frame: UnackedFrame) -> None:
+    def keep(self, frame_id: int, frame: UnackedFrame) -> None:
         """Keep a frame whose body is being sent."""
         self.sent[frame_id] = frame
         self.sent_bytes += frame.columns.layout.charge_bytes
 
-    def settle(self, ack: messages.Ack) -> None:
+    def end_frame(self, ack: messages.Ack) -> None:
         """End a frame as its ACK says, and keep the rows that the daemon gave back to be sent again."""
         frame = self.sent.pop(ack.frame_id)
         columns, layout, tally = frame.columns, frame.columns.layout, frame.tally
@@ -95,7 +95,7 @@ class Backlog:
             _payload_bytes(layout) - (_payload_bytes(columns.take(not_stored).layout) if not_stored else 0)
         )
         self._has_stored |= ack.stored > 0
-        back = tally.settle(ack, frame.rows, frame.stream, columns, sends_again=self._sends_again)
+        back = tally.add_ack(ack, frame.rows, frame.stream, columns, sends_again=self._sends_again)
         if back:
             self.again.append(frame.part(back))
         else:

@@ -63,7 +63,7 @@ class Batch:
         rows = sum(column.size(start, stop) for column in self._columns)
         return rows + RECORD_CHARGE_BYTES * (stop - start) + FRAME_CHARGE_BYTES
 
-    def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+    def frame_end(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
         """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
         low, high = start + 1, max(start + 1, min(self.records, start + max_frame_records))
         while low < high:
@@ -130,7 +130,7 @@ class PlainRows:
         )
         self._charged = [*itertools.accumulate(sizes, initial=0)]
 
-    def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+    def frame_end(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
         """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
         most = self._charged[start] + max_frame_bytes - FRAME_CHARGE_BYTES
         fits = bisect.bisect_right(self._charged, most, lo=start) - 1

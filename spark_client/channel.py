@@ -166,7 +166,7 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    def cut(self) -> None:
+    def interrupt(self) -> None:
         """End the session and wake the thread that waits in it, which `close` would not do.
 
         Any thread may call this.

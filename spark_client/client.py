@@ -251,7 +251,7 @@ class KinesisClient:
         try:
             self.flush(timeout_seconds)
         finally:
-            self._owner.end()
+            self._owner.end_connection()
 
     def __del__(self, warn_of: Callable[..., None] = warnings.warn) -> None:  # whose module may be gone by then
         owner = self.__dict__.get("_owner")  # unless the constructor has raised
@@ -273,7 +273,7 @@ class KinesisClient:
         if kind is None:
             self.close()
         else:  # an error must not wait for an outage to end; the daemon does as `on_disconnect` says
-            self._owner.end()
+            self._owner.end_connection()
 
 
 class _Put:
@@ -290,10 +290,12 @@ class _Put:
         """How many records that were taken have not ended."""
         return self.tally.taken - self.tally.records
 
-    def end(self, unraised: Unraised, failures: Sequence[RowFailure] = (), error: ProducerdError | None = None) -> None:
+    def end_put(
+        self, unraised: Unraised, failures: Sequence[RowFailure] = (), error: ProducerdError | None = None
+    ) -> None:
         """End the futures, and count what failed."""
         if error is not None:
-            self.call.fails(partial(unraised.add(failures), failures))
+            self.call.fails(partial(unraised.count_failures(failures), failures))
         end(self.call, error)
         end(self.future, None)
 
@@ -366,7 +368,7 @@ class _ConnectionThread:
                 largest = None if self._ends else self._largest.get(stream)
                 if gathered is None and largest is not None:
                     gathered = self._gathering[stream] = Gathered(stream, largest)
-                future = None if gathered is None else gathered.add(row)
+                future = None if gathered is None else gathered.add_record(row)
                 if gathered is not None and future is None:
                     self._room.wait()
             if gathered is None:
@@ -400,7 +402,7 @@ class _ConnectionThread:
 
     def _failed(self) -> RecordsFailed | None:
         """Return the error of what no future and no flush has raised."""
-        failures = self._unraised.take()
+        failures = self._unraised.take_failures()
         count = sum(failure.records for failure in failures)
         return records_failed(f"{counted(count, 'record')} failed since the last flush", failures) if failures else None
 
@@ -411,7 +413,7 @@ class _ConnectionThread:
             reason = "another call of this client waits for room, or for a daemon"
         return reason
 
-    def end(self) -> None:
+    def end_connection(self) -> None:
         """End the session.  The daemon then delivers or discards what it has not acknowledged."""
         if os.getpid() != self._pid:
             return  # the session is the parent's
@@ -439,7 +441,7 @@ class _ConnectionThread:
             with contextlib.suppress(Exception):  # of a handler's, as in `warn`
                 LOG.error(text, str(error) or repr(error), taken)
         finally:
-            self.end()
+            self.end_connection()
             self._is_closed = False  # so its client still gives the warning
             self._thread.join(ANSWER_SECONDS)
 
@@ -605,7 +607,7 @@ class _ConnectionThread:
         except Refused as refused:
             why, code, rest = str(refused), refused.code, gathered.split(gathered.tally.taken)
             lost = RowFailure(code, why, 1, False, (), gathered.stream)
-            rest.end(self._unraised, lost, lambda: as_line(Refused(why, code=code)))
+            rest.end_all(self._unraised, lost, lambda: as_line(Refused(why, code=code)))
 
     def _connected(self) -> Connection:
         try:
@@ -620,14 +622,14 @@ class _ConnectionThread:
                 continue
             failures = put.tally.failures
             if isinstance(put, Gathered):
-                put.end(self._unraised)
+                put.end_all(self._unraised)
             elif failures:
                 count = sum(failure.records for failure in failures)
                 where = f"of {counted(put.tally.records, 'record')} of one call for stream {put.stream}"
                 error = records_failed(f"{count} {where} failed, named by place", failures)
-                put.end(self._unraised, failures, error)
+                put.end_put(self._unraised, failures, error)
             else:
-                put.end(self._unraised)
+                put.end_put(self._unraised)
         self._puts = [put for put in self._puts if not put.future.done()]
 
     def _give_up(self, error: Exception) -> None:
@@ -649,10 +651,10 @@ class _ConnectionThread:
         for put in self._puts:
             if isinstance(put, Gathered):
                 lost = RowFailure(code, why, 1, put not in waiting, (), put.stream)
-                put.end(self._unraised, lost, failed)
+                put.end_all(self._unraised, lost, failed)
             else:
                 lost = RowFailure(code, why, put.owed_records, True, (), put.stream)
-                put.end(self._unraised, (*put.tally.failures, lost), failed())
+                put.end_put(self._unraised, (*put.tally.failures, lost), failed())
         self._puts = []
 
 

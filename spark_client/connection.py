@@ -33,7 +33,7 @@ class Cuttable(Protocol):
 
     records: int
 
-    def cut(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+    def frame_end(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
         """Return where the frame that begins at ``start`` ends.
 
         That is as late as both bounds allow, or after exactly one row.
@@ -114,7 +114,7 @@ class Connection:
         self._reconnect_timeout_seconds = 0.0
         self._is_abandoned = True
         self._backlog.send_no_more()
-        self._session.cut()
+        self._session.interrupt()
 
     @property
     def held_by(self) -> tuple[str, float]:
@@ -181,7 +181,7 @@ class Connection:
         self.open(stream, timeout_seconds)
         start = 0
         while start < batch.records:
-            stop = batch.cut(start, *self.largest_frame(stream))
+            stop = batch.frame_end(start, *self.largest_frame(stream))
             named = None if rows is None else rows[start:stop]
             try:
                 self.put(stream, batch.columns(start, stop), left(), rows=named, tally=tally)
@@ -348,7 +348,7 @@ class Connection:
         last.close()
         self.sleeps = False
         if self._is_abandoned:
-            self._session.cut()
+            self._session.interrupt()
 
     def _catch_up(self, deadline: Deadline) -> None:
         """Open the streams at a new daemon, and send again what the last one did not acknowledge."""

@@ -139,7 +139,7 @@ class _Sink(NamedTuple):
                     columns[at] = pa.array([None if row[at] is None else str(row[at]) for row in chunk], pa.string())
             yield pa.RecordBatch.from_arrays(columns, names=[str(at) for at in range(len(columns))])
 
-    def settle(self, batch_id: int | None, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
+    def sum_up(self, batch_id: int | None, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
         """Sum up and log the tasks' reports.  Raises RecordsFailed if rows failed that may not be skipped."""
         lines = [
             message.line for message in messages if isinstance(message, _CommitMessage) and message.line is not None
@@ -161,7 +161,7 @@ class _BatchWriter(datasource.DataSourceArrowWriter):
         return self._sink.send(iterator, self._sink.token)
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
-        self._sink.settle(None, messages)
+        self._sink.sum_up(None, messages)
 
 
 class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, known at run time
@@ -174,4 +174,4 @@ class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, 
         return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator), call)
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        self._sink.settle(batchId, messages)
+        self._sink.sum_up(batchId, messages)

@@ -39,7 +39,7 @@ class Unraised:
         self._lock = threading.RLock()  # a signal's handler may ask a future in the middle of another call
         self._kinds: Kinds = {}
 
-    def take(self) -> list[RowFailure]:
+    def take_failures(self) -> list[RowFailure]:
         """Return the failures by kind, without the numbers of rows, and forget them."""
         with self._lock:
             taken, self._kinds = self._kinds, {}
@@ -48,7 +48,7 @@ class Unraised:
             for (code, message, stream, maybe_stored), records in taken.items()
         ]
 
-    def add(self, failures: Sequence[RowFailure]) -> Callable[[Sequence[RowFailure]], None]:
+    def count_failures(self, failures: Sequence[RowFailure]) -> Callable[[Sequence[RowFailure]], None]:
         """Count failures, and return the function that takes out those that a future raises."""
         with self._lock:
             kinds = self._kinds
@@ -155,10 +155,10 @@ class RowTally(Tally):
         self.ended: set[int] = set()
         self.failed: dict[int, RowCode] = {}
 
-    def settle(
+    def add_ack(
         self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
     ) -> list[int]:
-        back = super().settle(ack, rows, stream, columns, sends_again=sends_again)
+        back = super().add_ack(ack, rows, stream, columns, sends_again=sends_again)
         self.ended.update(rows)
         self.ended.difference_update(rows[place] for place in back)
         return back
@@ -185,7 +185,7 @@ class Gathered:
         self.rows: list[Row] = []
         self._futures: list[RecordFuture] = []  # each knows its row: an interrupt may come between the two
 
-    def add(self, row: Row) -> RecordFuture | None:
+    def add_record(self, row: Row) -> RecordFuture | None:
         """Add a record and return its future, or None if there is no room."""
         data, key, hash_key = row
         charge_bytes = self._charge_bytes + RECORD_CHARGE_BYTES + len(data)
@@ -215,7 +215,7 @@ class Gathered:
         self._futures = [future for future in self._futures if future.place < place]
         return rest
 
-    def end(
+    def end_all(
         self,
         unraised: Unraised,
         lost: RowFailure | None = None,
@@ -236,7 +236,7 @@ class Gathered:
             for future in self._futures:
                 if future.place not in self.tally.ended:
                     failures[future.place], errors[future.place] = lost, error()
-        raised = unraised.add(failed)
+        raised = unraised.count_failures(failed)
         waited_for = []
         with _waiting:
             for future in self._futures:

@@ -46,7 +46,7 @@ class Reasons:
         kind = max(seconds, key=lambda one: seconds[one])
         return self._latest[kind], seconds[kind]
 
-    def add(self, seconds: float) -> None:
+    def count_wait(self, seconds: float) -> None:
         """Count a wait."""
         self._unexplained_seconds += seconds
 

@@ -82,10 +82,10 @@ class WaitTime:
         self.logs_at = SLOW_SECONDS
         self.reasons = Reasons()
 
-    def add(self, seconds: float) -> None:
+    def count_seconds(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def end(self) -> None:
+    def round_up(self) -> None:
         """Count a wait that lasted until the log was due, even if it was too short to count."""
         self.seconds = max(self.seconds, self.logs_at)
 
@@ -154,9 +154,9 @@ class DaemonSession:
     def close(self) -> None:
         self._channel.close()
 
-    def cut(self) -> None:
+    def interrupt(self) -> None:
         """End the session, and wake the thread that waits in it.  Any thread may call this."""
-        self._channel.cut()
+        self._channel.interrupt()
 
     # ---------------------------------------------------------------------------------------------------------- streams
 
@@ -246,7 +246,7 @@ class DaemonSession:
 
     def send(self, frame_id: int, frame: UnackedFrame) -> None:
         """Send a frame that the daemon granted, however long that takes."""
-        self._backlog.add(frame_id, frame)
+        self._backlog.keep(frame_id, frame)
         try:
             self._channel.send_body(frame_id, frame.columns)
         except Lost:
@@ -364,7 +364,7 @@ class DaemonSession:
         """Handle a message that no call waits for.  It ignores the answer to a RESERVE that was cancelled."""
         if isinstance(message, messages.Ack):
             self.has_progressed = True
-            self._backlog.settle(message)
+            self._backlog.end_frame(message)
         elif isinstance(message, messages.Opened):
             self._opened(message)
         elif isinstance(message, messages.Refused) and not message.frame_id:
@@ -396,7 +396,7 @@ class DaemonSession:
         except Late:
             if until is not None and until <= logs_at:
                 raise
-            self._wait_time.end()
+            self._wait_time.round_up()
         self.log_long_wait()
 
     def _answer_to_reserve(self, frame_id: int, until: float | None, stream: str) -> messages.Grant | messages.Refused:
@@ -422,7 +422,7 @@ class DaemonSession:
                 if until is not None and until <= asks_at:
                     raise
             finally:
-                reasons.add(time.monotonic() - began)
+                reasons.count_wait(time.monotonic() - began)
 
     def _tell(self, message: messages.Message) -> None:
         if self._ended_by is not None:
@@ -456,7 +456,7 @@ class DaemonSession:
             finally:
                 seconds = time.monotonic() - began
                 if seconds >= LONG_WAIT_SECONDS:
-                    self._wait_time.add(seconds)
+                    self._wait_time.count_seconds(seconds)
 
 
 def _no_room(frame: UnackedFrame, deadline: Deadline, reason: str) -> BackpressureTimeout:

@@ -99,7 +99,7 @@ class Tally:
         """Count a wait for the last acknowledgements."""
         self.seconds_flushing += seconds
 
-    def settle(
+    def add_ack(
         self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
     ) -> list[int]:
         """Add the end of one frame of a stream; ``rows`` are the numbers of its rows, and ``columns`` holds them.

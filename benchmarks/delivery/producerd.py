@@ -38,12 +38,12 @@ class StoredRows(Tally):
 
     rows: set[int] = field(default_factory=set)
 
-    def settle(
+    def add_ack(
         self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
     ) -> list[int]:
         failed = {place for place, _ in ack.failed_rows()}
         self.rows.update(row for place, row in enumerate(rows) if place not in failed)
-        return super().settle(ack, rows, stream, columns, sends_again=sends_again)
+        return super().add_ack(ack, rows, stream, columns, sends_again=sends_again)
 
 
 class Session(threading.Thread):

@@ -124,7 +124,7 @@ def write_frame(record_bytes: int) -> Work:
     def do() -> None:
         batch, at = Batch(record_batch), 0
         while at < batch.records:
-            end = batch.cut(at, 1 << 20, 10_000)
+            end = batch.frame_end(at, 1 << 20, 10_000)
             columns = batch.columns(at, end)
             messages.encode(messages.Reserve(1, 1, columns.layout))
             messages.body_header(columns.layout)

@@ -174,7 +174,7 @@ async def serve(
             await _send(request, answer)
             return answer
         finally:
-            connections.answered(request.protocol)
+            connections.http_answered(request.protocol)
 
     app = web.Application(middlewares=[whole])
     app.add_routes(
@@ -193,7 +193,7 @@ async def serve(
         sockets = await _listen(address)
         try:
             async with asyncio.TaskGroup() as tasks:
-                accepting = [tasks.create_task(connections.accept(one)) for one in sockets]
+                accepting = [tasks.create_task(connections.accept_callers(one)) for one in sockets]
                 bound = sockets[0].getsockname()
                 yield bound[0], bound[1]
                 for task in accepting:

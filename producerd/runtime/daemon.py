@@ -189,10 +189,10 @@ class Daemon:
         else:
             receive(ServiceAnswer(Service.FAILED, Code.DRAINING, "the daemon stops"))
 
-    def failed(self, error: Exception) -> None:
+    def end_loudly(self, error: Exception) -> None:
         self._dispatcher.fail_loudly(error)
 
-    def ended(self, session: Session) -> None:
+    def session_ended(self, session: Session) -> None:
         self._connections.forget(session)
         self._metrics.disconnects[session.ended_as] += 1
         self._shutdown.look_whether_idle()
@@ -200,7 +200,7 @@ class Daemon:
     def _make_session(self) -> asyncio.BaseProtocol:
         self._session_numbers += 1
         session = Session(self, self._session_numbers)
-        self._connections.add(session)
+        self._connections.add_connection(session)
         self._shutdown.look_whether_idle()
         return session
 

@@ -49,7 +49,7 @@ class HttpConnections:
         self._freed = asyncio.Event()
         self._waiting = 0
 
-    async def accept(self, listening: socket.socket) -> Never:
+    async def accept_callers(self, listening: socket.socket) -> Never:
         """Accept connections until cancelled, each when there is a place and time for it."""
         loop = asyncio.get_running_loop()
         while True:
@@ -70,10 +70,10 @@ class HttpConnections:
                 connected.close()
                 raise
 
-    def answered(self, handler: Hashable) -> None:
+    def http_answered(self, handler: Hashable) -> None:
         """Note that a handler has answered a request, all of which the kernel has."""
         if (one := self._of_handler.get(handler)) is not None:
-            one.answered(goes=self._waiting > 0)
+            one.go_on(goes=self._waiting > 0)
 
     def take_turn(self, read: Callable[[], None]) -> None:
         """Call ``read`` now, or when there is time."""
@@ -86,7 +86,7 @@ class HttpConnections:
         """Count the time that a request will take."""
         self._requests.expect(None, REQUEST_SECONDS)
 
-    def add(self, handler: Hashable, one: HttpCaller) -> None:
+    def place_caller(self, handler: Hashable, one: HttpCaller) -> None:
         """Give a connection a place."""
         self._of_handler[handler] = one
         self._accepted.expect(None, REQUEST_SECONDS)
@@ -148,7 +148,7 @@ class HttpCaller(asyncio.BufferedProtocol):
         return self.since + (ANSWER_SECONDS if self.is_asked else FIRST_REQUEST_SECONDS if self._is_new else 0.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._connections.add(self._handler, self)
+        self._connections.place_caller(self._handler, self)
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(0)  # so that a handler has answered when the kernel has the answer
         self._handler.connection_made(transport)
@@ -173,7 +173,7 @@ class HttpCaller(asyncio.BufferedProtocol):
             self._transport.pause_reading()
             self._look()
 
-    def answered(self, *, goes: bool) -> None:
+    def go_on(self, *, goes: bool) -> None:
         """Note that the request is answered.  Go on with the next one, or close with ``goes``."""
         self.is_asked, self._is_new, self.since = False, False, self._loop.time()
         if goes:

@@ -62,7 +62,7 @@ async def check(config: Config, names: Iterable[str], say: Say, *, deny_warnings
         groups[access_of(config.node, config.defaults)] = {}
     for name in dict.fromkeys([*config.streams, *names]):
         if not STREAM_NAME.fullmatch(name):
-            report.failed(f"{name!r}: not a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -")
+            report.print_failure(f"{name!r}: not a stream's name: 1 to 128 of a-z A-Z 0-9 _ . -")
             continue
         if config.node.streams_allowed == "listed" and name not in config.streams:
             report.warning(f'stream {name}: the daemon would refuse it: add [streams."{name}"]')
@@ -94,7 +94,7 @@ class Report:
         self.nothing_failed &= not self._deny_warnings
         self._say(f"WARNING  {text}")
 
-    def failed(self, text: str) -> None:
+    def print_failure(self, text: str) -> None:
         """Print a failure, which also fails the whole report."""
         self.nothing_failed = False
         self._say(f"FAILED   {text}")
@@ -115,7 +115,7 @@ class _AccessCheck:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 made = await self._client.ready()
         except Exception as error:  # botocore and AWS's files: anything may keep a client from being made
-            self._report.failed(f"{of}: {failure_of(error, body_written=False).message}")
+            self._report.print_failure(f"{of}: {failure_of(error, body_written=False).message}")
             return
         self._report.ok(f"{of}: region {made.meta.region_name}, {redacted_url(made.meta.endpoint_url)}")
         if await self._credentials():
@@ -141,7 +141,7 @@ class _AccessCheck:
                 message = f"{message}: {why_there_are_none()}"
             elif isinstance(error, TimeoutError):
                 message = f"none within {PATIENCE_SECONDS:g} s"
-            self._report.failed(f"credentials: {message}")
+            self._report.print_failure(f"credentials: {message}")
             return False
         method = credentials.method + (f" of {self._access.role_arn}" if self._access.role_arn else "")
         ends = credentials.expires_at
@@ -174,11 +174,11 @@ class _AccessCheck:
         state = " ".join(filter(None, (summary.status, summary.mode))) or "it exists"
         text = f"{of}: {state}, records of at most {size(summary.max_record_bytes)}, {encryption}"
         if summary.status in ("CREATING", "DELETING"):
-            self._report.failed(f"{text}: it takes no records")
+            self._report.print_failure(f"{text}: it takes no records")
         else:
             self._report.ok(text)
         if settings.aggregation == "kpl" and summary.record_distribution_strategy == "AUTO":
-            self._report.failed(f'{of}: aggregation = "kpl" is refused: its shards do not follow keys (AUTO)')
+            self._report.print_failure(f'{of}: aggregation = "kpl" is refused: its shards do not follow keys (AUTO)')
 
     def _listed(self, of: str, settings: StreamSettings, shards: int) -> None:
         lasts = in_seconds(settings.queue_seconds(max(1, shards)))
@@ -203,7 +203,7 @@ class _AccessCheck:
         """
         code = meaning_of(failed.code).code
         denied = code == Code.ACCESS_DENIED
-        say = self._report.warning if denied and flows else self._report.failed
+        say = self._report.warning if denied and flows else self._report.print_failure
         say(f"{of}: {action}: {failed.code}: {failed.message}" + (f": {means}" if denied else ""))
         if code in {Code.UNREACHABLE, *OF_THE_DAEMON}:
             raise _AskNoMore

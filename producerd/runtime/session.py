@@ -61,10 +61,10 @@ class Host(Protocol):
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         """Ask the stream's service whether it would store records, and call ``receive`` with the answer."""
 
-    def failed(self, error: Exception) -> None:
+    def end_loudly(self, error: Exception) -> None:
         """End the daemon: the gate or the pipeline raised ``error``, so its state may be half changed."""
 
-    def ended(self, session: Session) -> None:
+    def session_ended(self, session: Session) -> None:
         """Forget a session whose connection is gone and which has released everything."""
 
 
@@ -79,7 +79,7 @@ def _guarded(method: Callable[Concatenate[Session, P], None]) -> Callable[Concat
         try:
             method(session, *arguments, **options)
         except Exception as error:
-            session.host.failed(error)
+            session.host.end_loudly(error)
 
     return guarded
 
@@ -189,7 +189,7 @@ class Session(asyncio.BufferedProtocol):
         if not self.ended_as:
             self.ended_as = "lost" if exc is not None or self._frames.are_awaited else "closed"
         self._let_go()
-        self.host.ended(self)
+        self.host.session_ended(self)
 
     # ---- for the daemon
 

@@ -23,7 +23,7 @@ Users = list[InnerRecord]
 def aggregate_of(users: Users) -> bytes:
     aggregate = Aggregate()
     for user in users:
-        aggregate.add(*user, limit_bytes=2**40)
+        aggregate.try_add(*user, limit_bytes=2**40)
     return aggregate.to_bytes()
 
 

@@ -22,7 +22,7 @@ ANY = 2**40
 def filled(records: list[InnerRecord], limit_bytes: int = ANY) -> tuple[Aggregate, int]:
     aggregate = Aggregate()
     for count, record in enumerate(records):
-        if not aggregate.add(*record, limit_bytes):
+        if not aggregate.try_add(*record, limit_bytes):
             return aggregate, count
     return aggregate, len(records)
 
@@ -71,11 +71,11 @@ def test_a_record_lies_where_a_consumer_looks_for_its_key(key: bytes, as_read: s
 
 def test_a_record_that_is_refused_leaves_nothing_behind() -> None:
     aggregate = Aggregate()
-    aggregate.add(b"a", None, b"1", 100)
+    aggregate.try_add(b"a", None, b"1", 100)
     before = aggregate.to_bytes()
-    assert not aggregate.add(b"new key", b"99", b"x" * 100, 100)
+    assert not aggregate.try_add(b"new key", b"99", b"x" * 100, 100)
     assert (aggregate.to_bytes(), aggregate.records) == (before, 1)
-    assert aggregate.add(b"b", b"5", b"2", 100)
+    assert aggregate.try_add(b"b", b"5", b"2", 100)
     assert parse(aggregate.to_bytes()) == [InnerRecord(b"a", None, b"1"), InnerRecord(b"b", b"5", b"2")]
 
 

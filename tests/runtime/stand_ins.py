@@ -170,10 +170,10 @@ class StandInHost:
         if not self.answers_late:
             hear(self.word)
 
-    def failed(self, error: Exception) -> None:
+    def end_loudly(self, error: Exception) -> None:
         self.failures.append(error)
 
-    def ended(self, session: Session) -> None:
+    def session_ended(self, session: Session) -> None:
         self.gone.append(session)
 
 

@@ -33,7 +33,7 @@ class Table:
         self.connections = ConnectionTable(self.tuning)
         self.host = StandInHost(queue_limit=10_000)
         self.monkeypatch.setattr(self.host, "admit", lambda session: self.connections.admit(session, self.node))
-        self.monkeypatch.setattr(self.host, "ended", self.connections.forget)
+        self.monkeypatch.setattr(self.host, "session_ended", self.connections.forget)
         self.clients: dict[str, tuple[Session, StandInTransport]] = {}
         self.ended: dict[str, messages.Close] = {}
         self.seconds = 0.0
@@ -45,7 +45,7 @@ class Table:
         peer = None if uid is None else Peer(1, uid, 1)
         self.monkeypatch.setattr("producerd.runtime.session.peer_of", lambda _: peer)
         session = Session(self.host, len(self.clients))
-        self.connections.add(session)
+        self.connections.add_connection(session)
         transport = StandInTransport(session)
         self.clients[name] = session, transport
         if greets and name not in self.gone():

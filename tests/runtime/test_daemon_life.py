@@ -416,7 +416,7 @@ def test_the_service_is_asked_while_the_daemon_serves(live: Live) -> None:
 
 def test_an_owner_of_state_that_fails_ends_the_daemon(live: Live) -> None:
     async def story(life: Life) -> None:
-        life.daemon.failed(ZeroDivisionError("a bug"))
+        life.daemon.end_loudly(ZeroDivisionError("a bug"))
         await asyncio.sleep(60.0)
 
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True, allow_unwrapped=True):

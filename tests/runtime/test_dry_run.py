@@ -44,7 +44,7 @@ def test_its_figures_are_those_of_the_write_and_nothing_is_stored(
 ) -> None:
     aggregate = Aggregate()
     for key in range(12):  # of all shards: only a stream that aggregates takes it, and splits it
-        aggregate.add(b"%d" % key, None, b"data", 1 << 20)
+        aggregate.try_add(b"%d" % key, None, b"data", 1 << 20)
     given = aggregate.to_bytes()
     large = lay_out([b"a", b"b", b"c", b"d", b"e"], [b"x" * 30_000, None, b"y", b"z" * (UNIT - 1), given])
     bodies, flights = [rows(300, size=100), large], kinesis.streams["flights"]

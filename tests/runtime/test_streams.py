@@ -114,13 +114,13 @@ async def test_where_all_streams_are_open_idle_ones_of_the_user_with_most_make_p
     async with streams_of(config, table) as streams:
         monkeypatch.setattr(host, "admit", lambda session: table.admit(session, config.node))
         monkeypatch.setattr(host, "open_stream", lambda name, uid, **_: streams.open(name, uid))
-        monkeypatch.setattr(host, "ended", table.forget)
+        monkeypatch.setattr(host, "session_ended", table.forget)
         sessions: list[tuple[Session, StandInTransport]] = []
 
         def come(uid: int, name: str) -> list[messages.Message]:
             monkeypatch.setattr("producerd.runtime.session.peer_of", lambda _: Peer(1, uid, 1))
             session = Session(host, len(sessions))
-            table.add(session)
+            table.add_connection(session)
             sessions.append((session, StandInTransport(session)))
             tell(session, messages.Hello(1, 1, comes_back=1), messages.Open(1, name))
             return sessions[-1][1].drain()[1:]

@@ -155,6 +155,6 @@ class DrawnRows:
         aggregate, users = Aggregate(), []
         for inner in range(self.random.choice([1, 2, MOST_INSIDE])):
             key, data = b"k%d" % self.random.randrange(20), number + b"/%d" % inner
-            aggregate.add(key, None, data, MIB)
+            aggregate.try_add(key, None, data, MIB)
             users.append(User(key.decode(), data))
         return Row(b"outer", aggregate.to_bytes(), None, tuple(users))

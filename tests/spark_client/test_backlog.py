@@ -14,7 +14,7 @@ def backlog_of(*sizes: int) -> tuple[Backlog, Tally]:
     backlog, tally, first = Backlog(sends_again=True, acknowledged=lambda: None), Tally(), 0
     for frame_id, size in enumerate(sizes, 1):
         columns = lay_out([b"k"] * size, [b"row %d" % (first + place) for place in range(size)])
-        backlog.add(frame_id, UnackedFrame("s", columns, range(first, first + size), tally, first))
+        backlog.keep(frame_id, UnackedFrame("s", columns, range(first, first + size), tally, first))
         first += size
     return backlog, tally
 
@@ -27,8 +27,8 @@ def returned(frame_id: int, records: int, *places: int) -> messages.Ack:
 
 def test_what_came_back_and_what_was_lost_is_sent_again_in_the_order_of_put() -> None:
     backlog, tally = backlog_of(2, 4, 3)
-    backlog.settle(returned(3, 3, 0, 2))
-    backlog.settle(returned(1, 2, 1))
+    backlog.end_frame(returned(3, 3, 0, 2))
+    backlog.end_frame(returned(1, 2, 1))
     assert str(backlog) == "3 frames with 7 records are not acknowledged"
     assert backlog.returned_records == 3
     backlog.lose()

@@ -52,7 +52,7 @@ def received(columns: Columns, frame_id: int = 7) -> list[Row]:
 def cut_up(batch: Batch, max_frame_bytes: int = 1 << 20, max_frame_records: int = 10_000) -> list[Columns]:
     frames, start = [], 0
     while start < batch.records:
-        stop = batch.cut(start, max_frame_bytes, max_frame_records)
+        stop = batch.frame_end(start, max_frame_bytes, max_frame_records)
         frames.append(batch.columns(start, stop))
         assert frames[-1].layout.charge_bytes == batch.charge_bytes(start, stop)
         start = stop
@@ -159,9 +159,9 @@ def test_a_frame_may_be_as_large_as_the_bound_and_no_larger() -> None:
     assert batch.charge_bytes(0, 3) == batch.charge_bytes(1, 4) == three
     both: list[Cuttable] = [batch, PlainRows([(b"x" * 10, None, None)] * 5)]
     for rows in both:
-        assert [rows.cut(0, three + more, 100) for more in (-1, 0, 41, 42)] == [2, 3, 3, 4]
-        assert [rows.cut(1, three, most) for most in (1, 2, 3, 4)] == [2, 3, 4, 4]
-        assert [rows.cut(3, 1 << 20, most) for most in (0, 1, 2, 3)] == [4, 4, 5, 5]
+        assert [rows.frame_end(0, three + more, 100) for more in (-1, 0, 41, 42)] == [2, 3, 3, 4]
+        assert [rows.frame_end(1, three, most) for most in (1, 2, 3, 4)] == [2, 3, 4, 4]
+        assert [rows.frame_end(3, 1 << 20, most) for most in (0, 1, 2, 3)] == [4, 4, 5, 5]
 
 
 def test_a_record_larger_than_the_bound_goes_alone() -> None:
@@ -262,8 +262,8 @@ def test_lists_and_arrow_batches_become_the_same_frames_as_large_as_the_bounds_a
     arrow = batch_of(**{name: column for name, column in columns.items() if column.null_count < len(column)})
     whole, listed, start = Batch(arrow), PlainRows(plain), 0
     while start < len(plain):
-        stop = listed.cut(start, most_bytes, most)
-        assert stop == whole.cut(start, most_bytes, most)
+        stop = listed.frame_end(start, most_bytes, most)
+        assert stop == whole.frame_end(start, most_bytes, most)
         assert received(listed.columns(start, stop)) == received(whole.columns(start, stop))
         assert listed.columns(start, stop).layout == whole.columns(start, stop).layout
         assert stop - start == 1 or (whole.charge_bytes(start, stop) <= most_bytes and stop - start <= most)

@@ -104,7 +104,7 @@ def test_put_waits_when_the_next_frame_is_full_too(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
     go_on = threading.Event()
-    add = Gathered.add
+    add = Gathered.add_record
     found_no_room: list[Row] = []
     done: list[object] = []
 
@@ -118,7 +118,7 @@ def test_put_waits_when_the_next_frame_is_full_too(
         for _ in range(25):
             done.append(client.put(b"x" * 68))  # noqa: PERF401 - one after another
 
-    monkeypatch.setattr(Gathered, "add", adds)
+    monkeypatch.setattr(Gathered, "add_record", adds)
     daemon.runs(grants_when(go_on, **limits))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
@@ -316,7 +316,7 @@ def test_a_call_of_a_signal_s_handler_in_the_middle_of_another_is_refused(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_client.client.LOCK_SECONDS", 0.05)
-    add = Gathered.add
+    add = Gathered.add_record
     refused: list[str] = []
 
     def is_interrupted(gathered: Gathered, row: Row) -> RecordFuture | None:
@@ -329,7 +329,7 @@ def test_a_call_of_a_signal_s_handler_in_the_middle_of_another_is_refused(
     with client_of(daemon) as client:
         client.put("x").result(10)
         with monkeypatch.context() as patched:
-            patched.setattr(Gathered, "add", is_interrupted)
+            patched.setattr(Gathered, "add_record", is_interrupted)
             assert client.put("y").result(10) is None
         assert client.put("z").result(10) is None
     assert ["called in a signal's handler" in text for text in refused] == [True] * 2
@@ -339,7 +339,7 @@ def test_a_call_of_a_signal_s_handler_in_the_middle_of_another_is_refused(
 def test_a_call_waits_while_another_thread_is_in_the_middle_of_one(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = Gathered.add
+    add = Gathered.add_record
     is_in = threading.Event()
 
     def is_slow(gathered: Gathered, row: Row) -> RecordFuture | None:
@@ -350,7 +350,7 @@ def test_a_call_waits_while_another_thread_is_in_the_middle_of_one(
 
     with client_of(daemon) as client:
         client.put("x").result(10)
-        monkeypatch.setattr(Gathered, "add", is_slow)
+        monkeypatch.setattr(Gathered, "add_record", is_slow)
         with calling(lambda: client.put("slow")) as errors:
             assert is_in.wait(10)
             assert client.put("y").result(10) is None
@@ -362,7 +362,7 @@ def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_fut
 ) -> None:
     """The record whose call was interrupted may be sent."""
     go_on = threading.Event()
-    add = Gathered.add
+    add = Gathered.add_record
 
     class InterruptedList(list):  # type: ignore[type-arg]
         def append(self, row: Any) -> None:
@@ -374,7 +374,7 @@ def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_fut
         gathered.rows = InterruptedList(gathered.rows)
         return add(gathered, row)
 
-    monkeypatch.setattr(Gathered, "add", adds)
+    monkeypatch.setattr(Gathered, "add_record", adds)
     daemon.runs(fails_in_the_third_frame(go_on, {2: INVALID}))
     client = client_of(daemon)
     put_behind_a_reserve(client, daemon)
@@ -392,11 +392,11 @@ def test_an_interrupt_in_the_middle_of_put_leaves_every_other_record_its_own_fut
 
 def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> None:
     gathered = Gathered("s", (1 << 20, 100))
-    futures = [gathered.add((b"x", None, None)) for _ in range(4)]
+    futures = [gathered.add_record((b"x", None, None)) for _ in range(4)]
     gathered.tally.add_taken(4)
     ack = ack_of(1, 3, {1: RETURNED})
-    assert gathered.tally.settle(ack, range(3), "s", lay_out([b""] * 3, [b"x"] * 3), sends_again=True) == [1]
-    gathered.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    assert gathered.tally.add_ack(ack, range(3), "s", lay_out([b""] * 3, [b"x"] * 3), sends_again=True) == [1]
+    gathered.end_all(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     ends = [type(future.exception(0)) for future in futures if future is not None]
     assert ends == [type(None), ConnectionFailed, type(None), ConnectionFailed]
 
@@ -418,7 +418,7 @@ FULL = (b"x" * 10, b"key", b"12")
 )
 def test_records_are_gathered_up_to_the_largest_frame_and_one_in_any_case(largest: tuple[int, int], fit: int) -> None:
     gathered = Gathered("s", largest)
-    futures = [gathered.add(FULL) for _ in range(5)]
+    futures = [gathered.add_record(FULL) for _ in range(5)]
     assert [future is not None for future in futures] == [True] * fit + [False] * (5 - fit)
     assert (gathered.rows, gathered.owed_records, gathered.is_announced) == ([FULL] * fit, fit, False)
 
@@ -433,18 +433,18 @@ def test_a_record_counts_with_its_data_its_key_and_its_hash_key() -> None:
     largest = FRAME_CHARGE_BYTES + 4 * (RECORD_CHARGE_BYTES + 10)
     for most, taken in ((largest, 4), (largest - 1, 3)):
         gathered = Gathered("s", (most, 100))
-        assert sum(gathered.add(row) is not None for row in rows) == taken
+        assert sum(gathered.add_record(row) is not None for row in rows) == taken
 
 
 def test_records_behind_a_place_can_be_split_off_with_their_futures() -> None:
     gathered = Gathered("s", (1 << 20, 3))
     rows: list[Row] = [(b"%d" % number, None, None) for number in range(3)]
-    futures = [gathered.add(row) for row in rows]
+    futures = [gathered.add_record(row) for row in rows]
     rest = gathered.split(1)
     assert (gathered.rows, rest.rows, rest.stream) == (rows[:1], rows[1:], "s")
-    gathered.end(Unraised())
+    gathered.end_all(Unraised())
     assert [future.done() for future in futures if future is not None] == [True, False, False]
-    rest.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    rest.end_all(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     assert [type(future.exception(0)) for future in futures if future is not None] == [
         *(type(None), ConnectionFailed, ConnectionFailed)
     ]
@@ -452,7 +452,7 @@ def test_records_behind_a_place_can_be_split_off_with_their_futures() -> None:
 
 def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() -> None:
     gathered = Gathered("s", (1 << 20, 100))
-    futures = [gathered.add((b"x", None, None)) for _ in range(6)]
+    futures = [gathered.add_record((b"x", None, None)) for _ in range(6)]
     columns = lay_out([b""] * 6, [b"x"] * 6)
     gathered.tally.add_taken(5)
     codes = (
@@ -462,10 +462,10 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
         INVALID,
     )
     ack = ack_of(1, 5, dict(enumerate(codes)))
-    assert gathered.tally.settle(ack, range(5), "s", columns) == []
+    assert gathered.tally.add_ack(ack, range(5), "s", columns) == []
     gathered.tally.refuse(5, INVALID, "s", columns, 5)
     assert gathered.owed_records == 0
-    gathered.end(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
+    gathered.end_all(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     errors = [future.exception(0) for future in futures if future is not None]
     assert errors.pop(4) is None
     failures = [error.failures for error in errors if isinstance(error, RecordsFailed)]
@@ -484,19 +484,19 @@ def test_each_failed_record_s_error_says_why_whatever_happens_to_the_others() ->
 def test_a_flush_raises_what_no_future_has_raised_since_the_flush_before() -> None:
     unraised = Unraised()
     one, two = (RowFailure(Code.INTERNAL, "no", records, False, (0,), "s") for records in (1, 2))
-    raised = unraised.add([one, two, two._replace(maybe_stored=True)])
+    raised = unraised.count_failures([one, two, two._replace(maybe_stored=True)])
     raised([one])
-    assert unraised.take() == [RowFailure(Code.INTERNAL, "no", 2, maybe, (), "s") for maybe in (False, True)]
-    unraised.add([one])
+    assert unraised.take_failures() == [RowFailure(Code.INTERNAL, "no", 2, maybe, (), "s") for maybe in (False, True)]
+    unraised.count_failures([one])
     raised([two])
-    assert unraised.take() == [one._replace(rows=())], "of another call, after the flush that raised both"
+    assert unraised.take_failures() == [one._replace(rows=())], "of another call, after the flush that raised both"
     many = [one._replace(message=str(number)) for number in range(MAX_FAILURES + 3)]
-    raised = unraised.add(many)
+    raised = unraised.count_failures(many)
     for failure in many[2:]:
         raised([failure])
-    assert unraised.take() == [failure._replace(rows=()) for failure in many[:2]]
-    unraised.add(many)
-    assert (len(failures := unraised.take()), failures[-1]) == (
+    assert unraised.take_failures() == [failure._replace(rows=()) for failure in many[:2]]
+    unraised.count_failures(many)
+    assert (len(failures := unraised.take_failures()), failures[-1]) == (
         *(MAX_FAILURES + 1, RowFailure("OTHER", MORE_KINDS, 3, False, (), "")),
     )
 

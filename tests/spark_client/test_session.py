@@ -128,8 +128,8 @@ def test_a_wait_without_an_end_is_interrupted_when_the_log_is_due(
     until: float,
 ) -> None:
     """The daemon has 2 s to say why, and the next line is due after 5 minutes."""
-    wait_time.add(waited)
-    backlog.add(1, frame_of(1))
+    wait_time.count_seconds(waited)
+    backlog.keep(1, frame_of(1))
     reads.come(None, FULL, messages.Ack(1, 1, 1, 0, 0, 0))
     session.flush(FOREVER)
     assert reads.until == [until, 1_002.0, 1_300.0]
@@ -141,7 +141,7 @@ def test_a_wait_without_an_end_is_interrupted_when_the_log_is_due(
 def test_a_flush_whose_last_ack_comes_with_the_reason_succeeds(
     session: DaemonSession, backlog: Backlog, reads: Reads
 ) -> None:
-    backlog.add(1, frame_of(1))
+    backlog.keep(1, frame_of(1))
     reads.come(None, messages.Ack(1, 1, 1, 0, 0, 0), FULL)
     session.flush(Deadline(1.0, 1_001.0))
     assert reads.until == [1_001.0, 1_002.0, 1_002.0]
@@ -159,7 +159,7 @@ def test_a_wait_with_an_end_is_over_then(
     until: list[float],
 ) -> None:
     """If the log is due before, the wait goes on."""
-    backlog.add(1, frame_of(1))
+    backlog.keep(1, frame_of(1))
     reads.come(*[None, FULL] * (len(until) // 2))
     with pytest.raises(FlushTimeout) as caught:
         session.flush(Deadline(seconds, 1_000.0 + seconds))
@@ -203,7 +203,7 @@ def test_waits_of_a_quarter_of_a_second_or_more_add_up(
 
 
 def test_what_has_arrived_is_settled_without_waiting(session: DaemonSession, backlog: Backlog, reads: Reads) -> None:
-    backlog.add(1, frame_of(1))
+    backlog.keep(1, frame_of(1))
     session.settle_arrived()
     progress = [session.has_progressed]
     reads.come(messages.Ack(1, 1, 1, 0, 0, 0))
@@ -224,7 +224,7 @@ def test_a_daemon_that_stops_is_heard_until_its_deadline(
 ) -> None:
     session.draining = draining
     for frame_id in (1, 2):
-        backlog.add(frame_id, frame_of(1))
+        backlog.keep(frame_id, frame_of(1))
     reads.come(messages.Ack(2, 1, 1, 0, 0, 0))
     session.hear_out()
     assert (reads.until, list(backlog.sent)) == ([until, until], [1])
@@ -253,7 +253,7 @@ def test_a_client_asks_while_it_waits_why_it_does(
     session.reserve(frame_of(1), FOREVER)
     assert [type(message) for message in told] == [messages.Reserve, messages.Status]
     assert reads.until == [1_002.0, 1_362.0, 1_006.1]
-    backlog.add(1, frame_of(1))
+    backlog.keep(1, frame_of(1))
     reads.come(None, seconds=1.0)
     reads.come(messages.Ack(1, 1, 1, 0, 0, 0), seconds=1.0)
     session.flush(FOREVER)
@@ -266,7 +266,7 @@ def test_a_client_asks_while_it_waits_why_it_does(
 def test_a_long_wait_is_not_logged_while_nothing_is_sent(
     session: DaemonSession, wait_time: WaitTime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wait_time.add(40.0)
+    wait_time.count_seconds(40.0)
     session.log_long_wait()
     assert caplog.records == []
 
@@ -327,7 +327,7 @@ def test_a_frame_that_is_as_large_as_allowed_is_never_too_large(session: DaemonS
 
 
 def test_a_frame_may_fill_the_window(session: DaemonSession, backlog: Backlog, reads: Reads) -> None:
-    backlog.add(5, frame_of(1))
+    backlog.keep(5, frame_of(1))
     backlog.sent_bytes = (8 << 20) - rows(1).layout.charge_bytes
     reads.come(messages.Grant(1))
     assert session.reserve(frame_of(1), Deadline(1.0, 1_001.0)) == 1

@@ -22,7 +22,7 @@ def settle(tally: Tally, *codes: RowCode, first: int = 0) -> Sequence[int]:
     """Settle a frame in which every row failed, and nothing is sent again."""
     records = len(codes)
     ack = ack_of(1, records, dict(enumerate(codes)))
-    return tally.settle(ack, range(first, first + records), "s", lay_out([b"k"] * records, [b"x"] * records))
+    return tally.add_ack(ack, range(first, first + records), "s", lay_out([b"k"] * records, [b"x"] * records))
 
 
 def test_a_tally_begins_at_nothing() -> None:
@@ -55,7 +55,9 @@ def test_rows_that_came_back_end_with_the_frame_that_they_are_sent_again_in(send
     back = [RowCode(Outcome.RETURNED, Code.DRAINING, "the daemon stops", maybe) for maybe in (False, True)]
     ack = Ack(*(1, 4, 1, 0, 1, 2), bitmap=b"\x0e", code_rows=struct.pack("<3H", 0, 1, 2), codes=(unknown, *back))
     tally, columns = Tally(), lay_out([b""] * 4, [b"x"] * 4)
-    assert tally.settle(ack, [10, 11, 12, 13], "s", columns, sends_again=sends_again) == ([2, 3] if sends_again else [])
+    assert tally.add_ack(ack, [10, 11, 12, 13], "s", columns, sends_again=sends_again) == (
+        [2, 3] if sends_again else []
+    )
     assert (tally.records, tally.stored, tally.returned) == ((2, 1, 0) if sends_again else (4, 1, 2))
     assert tally.possible_duplicates == (1 if sends_again else 0)
     assert sum(failure.records for failure in tally.failures) == (1 if sends_again else 3)

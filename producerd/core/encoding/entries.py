@@ -248,7 +248,7 @@ class _Writer:
         rules = self._rules
         if self._open is not None and (
             self._open.records >= rules.aggregate_max_records
-            or not self._open.add(key, hash_key, value, self._aggregate_bytes)
+            or not self._open.try_add(key, hash_key, value, self._aggregate_bytes)
         ):
             if not self.close() or rules.per_key:
                 return False
@@ -256,7 +256,7 @@ class _Writer:
             self._rows += 1
             return True
         self._open = Aggregate()
-        self._open.add(key, hash_key, value, self._aggregate_bytes)
+        self._open.try_add(key, hash_key, value, self._aggregate_bytes)
         self._first = (key, hash_key, hash_key_of(span, position), value)
         self._rows += 1
         return True

@@ -138,7 +138,7 @@ class Aggregate:
         self.records = 0
         self.size = FRAMING_BYTES
 
-    def add(self, key: bytes, hash_key: bytes | None, data: memoryview | bytes, limit_bytes: int) -> bool:
+    def try_add(self, key: bytes, hash_key: bytes | None, data: memoryview | bytes, limit_bytes: int) -> bool:
         """Add a record, unless the aggregate would then pass ``limit_bytes``.  Returns whether it was added.
 
         The first record always fits.
@@ -306,7 +306,7 @@ def _fragment(records: list[InnerRecord]) -> Fragment:
         return Fragment(*records[0], None)
     aggregate = Aggregate()
     for record in records:
-        aggregate.add(*record, limit_bytes=sys.maxsize)
+        aggregate.try_add(*record, limit_bytes=sys.maxsize)
     return Fragment(AGGREGATE_KEY, b"%d" % hash_keys[0], aggregate.to_bytes(), (min(hash_keys), max(hash_keys)))
 
 

@@ -107,7 +107,7 @@ class AwsClient:
         self._transport: Transport | None = None
         self._templates: dict[str | None, RequestTemplate] = {}  # by the stream's ARN, which decides the host
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Note that the endpoint has answered, so it exists."""
         self.was_answered = True
 

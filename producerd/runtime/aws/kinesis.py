@@ -177,14 +177,14 @@ class AioKinesis:
                 text = f"no answer within {timeout_seconds:.1f} s"
                 return RequestFailed(Code.UNREACHABLE, text, maybe_stored=written, timed_out=written)
             return self._refused(error, failure_of(error, body_written=written), offset)
-        self._client.answered()
+        self._client.note_answer()
         return answer
 
     def _refused(self, error: Exception, failed: RequestFailed, signed_with: timedelta) -> RequestFailed:
         """Return the failure, after learning from it what is wrong with the endpoint, the clock or the credentials."""
         bare_400 = failed.code == "400"  # as from a port for HTTPS that is spoken to in plain HTTP
         if is_answer(error) and not bare_400:
-            self._client.answered()
+            self._client.note_answer()
         elif not self._client.was_answered and (
             bare_400 or (failed.code == Code.UNREACHABLE and shows_wrong_endpoint(error))
         ):

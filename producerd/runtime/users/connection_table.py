@@ -47,7 +47,7 @@ class ConnectionTable:
         """How many users have clients in the table."""
         return len(self._of_user)
 
-    def add(self, session: Session) -> None:
+    def add_connection(self, session: Session) -> None:
         """Add a connection of which the user is not known yet."""
         self._all[session] = None
 

@@ -36,7 +36,7 @@ class CallAllowance:
         """How many users have used calls up."""
         return len(self._used)
 
-    async def take(self, users: Callable[[], Collection[int | None]]) -> int | None:
+    async def wait_for_call(self, users: Callable[[], Collection[int | None]]) -> int | None:
         """Wait until one of the users may make another call, count it, and return who it was."""
         while True:
             used = {uid: self._used_now(uid) for uid in users()}
@@ -93,7 +93,7 @@ class SparingCalls:
     async def _spared(self, call: Callable[[], Awaitable[T]]) -> T:
         if self._is_known():
             return await call()
-        uid = await self._allowance.take(self._users)
+        uid = await self._allowance.wait_for_call(self._users)
         answer = await call()
         failed = answer.failed if isinstance(answer, Tried) else answer
         if not (isinstance(failed, RequestFailed) and meaning_of(failed.code).code in _NOT_FOUND):
