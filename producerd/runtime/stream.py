@@ -310,12 +310,12 @@ class Stream:
         """Send nothing until `resume`.  The gate still admits callers until the queue is full."""
         if not self.pipeline.paused:
             self.pipeline.pause()
-            self.report.paused(now, is_paused=True)
+            self.report.paused(now)
 
     def resume(self, now: float) -> None:
         if self.pipeline.paused:
             self.pipeline.resume()
-            self.report.paused(now, is_paused=False)
+            self.report.resumed(now)
             self._touched(self)
 
     def flush_all(self) -> FlushProgress:

@@ -75,11 +75,19 @@ class StreamReport:
         self._told_health = self._pipeline.health.state
         log.info("a refusal is forgotten, as nobody uses the stream", stream=self.name)
 
-    def paused(self, now: float, *, is_paused: bool) -> None:
-        """Log that the operator has paused the stream, or resumed it, and count from now on by that cause."""
+    def paused(self, now: float) -> None:
+        """Log that the operator has paused the stream, which is what holds it from now on."""
+        self._look_anew(now)
+        log.info("stream paused", stream=self.name)
+
+    def resumed(self, now: float) -> None:
+        """Log that the operator has resumed the stream, and find out what holds it now."""
+        self._look_anew(now)
+        log.info("stream resumed", stream=self.name)
+
+    def _look_anew(self, now: float) -> None:
         self._looked_at = -inf
         self._look_what_holds(now)
-        log.info("stream paused" if is_paused else "stream resumed", stream=self.name)
 
     @property
     def health(self) -> str:
