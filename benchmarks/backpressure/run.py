@@ -223,7 +223,7 @@ class Bench:
         }
         figures = Figures(
             case,
-            self.limits(case),
+            self.limits(case) | WIDE,
             {name: None if value is None else round(value, 3) for name, value in variations.items()},
             {name: _rounded(name, sum(values) / len(values)) for name in NAMES if (values := getattr(steady, name))},
             {name: _rounded(name, value) for name, value in peaks.items()},
