@@ -9,7 +9,7 @@ import pytest
 from producerd.core.lanes.pacing import SHARD_BYTES_PER_SECOND
 from producerd.errors import Code, Outcome
 from tests.core.rows import even_map
-from tests.core.stories import INVALID, LOST, REFUSED, UNSENT, Desk, Sent, ends_of, reload
+from tests.core.stories import INVALID, LOST, UNSENT, Desk, Sent, ends_of, reload
 
 pytestmark = pytest.mark.law("Row", "Pacer", "Frame", "Pipeline")
 
@@ -104,17 +104,6 @@ def test_bytes_on_their_way_follow_the_new_limits() -> None:
     more = desk.send_all()
     assert len(more) == 3
     assert 4_096 < more[0].encoded.payload_bytes <= 8_192
-
-
-def test_a_stream_that_is_suspected_has_the_new_patience() -> None:
-    desk = Desk(permanent_error_grace_seconds=3_600.0, request_max_records=1)
-    desk.put(3).stored()
-    desk.send().fail(REFUSED)
-    assert desk.health.value == "suspect"
-    reload(desk, permanent_error_grace_seconds=1.0)
-    desk.now += 20.0
-    desk.send().fail(REFUSED)
-    assert desk.health.value == "broken"
 
 
 def test_throttled_rows_fail_or_do_not_by_the_new_setting() -> None:

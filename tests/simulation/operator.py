@@ -108,7 +108,6 @@ class Operator:
             "shard_rate_fraction": random.choice([0.3, 1.0, 3.0]),
             "request_timeout_seconds": random.choice([1.0, 6.0, 20.0]),
             "shard_map_wait_seconds": random.choice([5.0, 10.0, 20.0]),
-            "permanent_error_grace_seconds": random.choice([0.0, 60.0]),
         }
         yield from ((name, value) for name, value in drawn.items() if name not in self._fixed)
 

@@ -58,11 +58,6 @@ class StreamHealth:
         """The end of the rows of a BROKEN stream."""
         return RowEnd(Outcome.NOT_STORED, self.code, self.message)
 
-    def set_times(self, grace_seconds: float, first_contact_seconds: float) -> None:
-        """Follow new times.  A stream that was given up for its endpoint waits again, for the new time."""
-        self.grace_seconds, self.first_contact_seconds = grace_seconds, first_contact_seconds
-        self._wait_again()
-
     @property
     def gives_up_at(self) -> float:
         """When the daemon gives up an endpoint that is wrong.

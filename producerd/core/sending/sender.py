@@ -291,9 +291,8 @@ class Sender:
     # ---- the operator
 
     def set_rules(self, rules: PipelineRules, now: float) -> None:
-        """Follow new rules from now on.  Requests keep their time-outs, and rows that wait for a map keep their end."""
+        """Follow new rules from now on.  Requests keep their time-outs, and the stream's health its times."""
         self.rules = rules
-        self.health.set_times(rules.permanent_error_grace_seconds, rules.first_contact_timeout_seconds)
         self._policy.set_timeout(rules.request_timeout_seconds)
         self.in_flight.set_rules(rules)
         self.lanes.set_rules(rules.entries, rules.shard_rate_fraction, now)
