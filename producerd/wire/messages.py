@@ -212,14 +212,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Open:
-    """The client opens a stream in this session, under a ``stream_id`` of its own choice, from 1.
-
-    ``resumed`` is 1 if the client continues a session with an earlier daemon, which acknowledged some of its rows or
-    still had some.  Then the daemon waits for Kinesis without a time limit.
-
-    With ``dry_run`` 1 the daemon checks, sorts and packs this session's rows of the stream and stores none of them.  A
-    row that would be stored is acknowledged as STORED.
-    """
+    """The client opens a stream in this session, under a ``stream_id`` of its own choice, from 1."""
 
     stream_id: U32
     stream: Text
@@ -256,10 +249,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Refused:
-    """The daemon refuses a RESERVE or, with ``frame_id`` 0, an OPEN.  With TOO_LARGE it gives the new maximum.
-
-    ``judged`` is 1 if the frame's only row can never be stored.
-    """
+    """The daemon refuses a RESERVE or, with ``frame_id`` 0, an OPEN.  With TOO_LARGE it gives the new maximum."""
 
     frame_id: U64
     stream_id: U32
@@ -281,8 +271,7 @@ class Cancel:
 class RowCode:
     """One line of the code table of an ACK: how some rows ended, and why.
 
-    ``judged``: each of the rows itself was found to be one that can never be stored.  The table does not have it:
-    `Ack.failed_rows` adds it.
+    ``judged`` is not in the table: `Ack.failed_rows` adds it.
     """
 
     outcome: int
@@ -296,10 +285,9 @@ class RowCode:
 class Ack:
     """The end of a frame: how many rows ended in which way, which ones are not STORED, and why.
 
-    ``bitmap`` has bit i set (least significant first) if row i is not STORED.  It is empty if all rows are STORED.
-    ``code_rows`` has one uint16 for each set bit, in row order: an index into ``codes``.  It is empty if ``codes`` has
-    only one line.  ``judged`` has bit i set if the rows of line i were judged.  It is empty if none were, and from
-    daemons of 0.2.0 and before, which do not tell.
+    ``bitmap`` has bit i set (least significant first) if row i is not STORED.  ``code_rows`` has one uint16 for each
+    set bit, in row order: an index into ``codes``.  It is empty if ``codes`` has only one line.  ``judged`` has bit i
+    set if the rows of line i were judged.
     """
 
     frame_id: U64
@@ -333,23 +321,14 @@ class Ack:
 
 @dataclass(frozen=True)
 class Flush:
-    """The client asks the daemon to send this session's rows of a stream (0: of all streams) without lingering.
-
-    The ACKs of the frames are the answer.
-    """
+    """The client asks the daemon to send this session's rows of a stream (0: of all streams) without lingering."""
 
     stream_id: U32 = 0
 
 
 @dataclass(frozen=True)
 class Status:
-    """The client asks for one BLOCKED about a stream at once.
-
-    A caller quotes it when its time-out ends.  A Spark task asks now and then while it waits, for its result.
-
-    With ``asks_service`` 1 the daemon first asks Kinesis whether it can store records.  With ``asks_figures`` 1 it
-    answers with FIGURES instead, if the stream is opened for a dry run.
-    """
+    """The client asks for one BLOCKED about a stream at once, or for FIGURES."""
 
     stream_id: U32
     asks_service: Annotated[U8, 1] = 0
@@ -358,14 +337,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Blocked:
-    """The daemon says why rows of a stream wait, while a caller is blocked and as the answer to a STATUS.
-
-    ``service`` is a `Service`.  If Kinesis refused, the next two fields have its code and message.
-
-    ``capacity_mode`` is the stream's, PROVISIONED or ON_DEMAND, or "" if the daemon does not know it.  ``aggregates``
-    is 1 where the daemon may put several records into one of Kinesis.  The last four fields say what it has stored of
-    the stream, in about how many records of Kinesis, and how long ago it began.
-    """
+    """Why rows of a stream wait: sent while a caller is blocked, and as the answer to a STATUS."""
 
     stream_id: U32
     seconds: F64
@@ -407,16 +379,10 @@ class Close:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a session's rows of a dry run would be in Kinesis.
+    """What a session's rows of a dry run would be in Kinesis: as records of their own, and as aggregates.
 
-    - ``records``, ``bytes`` and ``units``: the good rows as records of their own, their keys and data in bytes, and the
-      PUT payload units that they are billed as: one for each 25 KiB that a record has or begins.
-    - ``aggregated_records``, ``aggregated_bytes`` and ``aggregated_units``: the same as aggregates of the KPL's format.
-    - ``aggregates``: 1 if the stream's setting is to aggregate.
-    - ``open_shards``: the number of the stream's open shards, or 0 if they are unknown.  ``shards`` has the number of
-      rows of each shard that gets any.
-    - ``sizes``: how many rows have a size up to each bound in bytes, and above the bound before it.
-    - ``max_record_bytes``: the stream's limit on a record, or 0 if it is unknown.
+    ``units`` are PUT payload units, one for each 25 KiB that a record has or begins.  ``shards`` has the number of rows
+    of each shard, ``sizes`` how many rows have a size up to each bound in bytes, and above the bound before it.
     """
 
     stream_id: U32
