@@ -31,7 +31,6 @@ from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime.asking import ServiceAnswer
-from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
@@ -160,16 +159,17 @@ class _Walk:
             shard_rate_fraction=1.0 if case.queued_share else FASTER_THAN_ANY_SHARD,
         )
         self.room_bytes = int(_QUEUE_BYTES * case.queued_share) // case.sessions
-        self.rules = SessionRules(
+        self.tuning = replace(
+            TUNING,
             # In walks with a full queue, the queue's limit decides how much waits.
-            window_bytes=max(TUNING.session_window_bytes, self.room_bytes),
-            window_frames=TUNING.session_window_frames if not case.queued_share else 1_000,
+            session_window_bytes=max(TUNING.session_window_bytes, self.room_bytes),
+            session_window_frames=TUNING.session_window_frames if not case.queued_share else 1_000,
             max_frame_bytes=largest,
-            max_frame_records=TUNING.max_frame_records,
             body_timeout_seconds=1e9,
         )
+        self.allowed_uids: frozenset[int] = frozenset()
         self.shares = LoopShares(lambda: 0.0)  # on a slow emulator a client would have used up its share
-        self.stream = Stream(STREAM, settings, touched=self._touched, tuning=replace(TUNING, max_frame_bytes=largest))
+        self.stream = Stream(STREAM, settings, touched=self._touched, tuning=self.tuning)
         self.frames = laid_out
         self.requests = self.entries = self.entry_bytes = 0  # since counting began
         self.numbers = 0  # the last sequence number
@@ -315,9 +315,11 @@ class _Client(asyncio.Transport):
         if self._waits or self._left <= 0:
             return
         columns = self._walk.frames[self._next % len(self._walk.frames)]
-        rules = self._walk.rules
-        full = self._unacked_bytes + columns.layout.charge_bytes > (self._walk.room_bytes or rules.window_bytes)
-        if self._unacked and (full or len(self._unacked) >= rules.window_frames):
+        tuning = self._walk.tuning
+        full = self._unacked_bytes + columns.layout.charge_bytes > (
+            self._walk.room_bytes or tuning.session_window_bytes
+        )
+        if self._unacked and (full or len(self._unacked) >= tuning.session_window_frames):
             return
         self._waits = True
         self._frame_id += 1

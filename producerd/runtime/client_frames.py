@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from producerd.config.tuning import Tuning
 from producerd.core.gate import Refusal, Ticket
 from producerd.core.rows.frame import Frame
 from producerd.errors import Code
@@ -25,19 +25,6 @@ FIRST_BLOCKED_SECONDS: Final = 30.0
 """Time after which a waiting RESERVE is reported to the log and the client."""
 NEXT_BLOCKED_SECONDS: Final = 300.0
 """Time between further reports of a waiting RESERVE."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRules:
-    """The node's settings that a session follows.  Sizes are in bytes, durations in seconds."""
-
-    window_bytes: int
-    window_frames: int
-    max_frame_bytes: int
-    max_frame_records: int
-    body_timeout_seconds: float
-    allowed_uids: frozenset[int] = frozenset()
-    """Users that may connect; if empty, the socket's mode and group decide."""
 
 
 class SessionStream:
@@ -81,12 +68,12 @@ class ClientFrames:
 
     def __init__(
         self,
-        rules: SessionRules,
+        tuning: Tuning,
         socket: ClientSocket,
         deadline: ClientDeadline,
         report_blocked: Callable[[SessionStream, float], None],
     ) -> None:
-        self._rules = rules
+        self._tuning = tuning
         self._socket, self._deadline, self._report_blocked = socket, deadline, report_blocked
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[SessionStream, Ticket, asyncio.TimerHandle]] = {}
@@ -124,7 +111,7 @@ class ClientFrames:
         """
         if self._granted is not None or self._socket.is_choked or not self._socket.is_connected:
             return False
-        return not self._unacked or self._unacked_bytes + charge_bytes <= self._rules.window_bytes
+        return not self._unacked or self._unacked_bytes + charge_bytes <= self._tuning.session_window_bytes
 
     def look_again(self) -> None:
         """Have streams look whether their frames that wait may be received now."""
@@ -137,7 +124,7 @@ class ClientFrames:
         self._granted = opened, ticket
         self._unacked[ticket.frame_id] = opened, ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
-        seconds = min(BODY_BEGINS_SECONDS, self._rules.body_timeout_seconds)
+        seconds = min(BODY_BEGINS_SECONDS, self._tuning.body_timeout_seconds)
         self._deadline.expect("a body", "had not begun", seconds)
         self._socket.send(messages.Grant(ticket.frame_id))
 
@@ -233,10 +220,10 @@ class ClientFrames:
         If it has not, the client may be waiting for acknowledgements, and the streams send at once what it already gave
         them.  A client that sends a single record larger than a full frame asks for a flush itself.
         """
-        rules = self._rules
+        tuning = self._tuning
         is_full = (
-            len(self._unacked) >= rules.window_frames
-            or self._unacked_bytes + rules.max_frame_bytes > rules.window_bytes
+            len(self._unacked) >= tuning.session_window_frames
+            or self._unacked_bytes + tuning.max_frame_bytes > tuning.session_window_bytes
         )
         if is_full and not self._withheld:
             self._withhold(self.streams())

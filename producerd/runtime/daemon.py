@@ -11,13 +11,12 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum
 from math import inf
 from typing import Final
 
 from producerd import __version__
-from producerd.config import Config, NodeSettings
+from producerd.config import Config
 from producerd.config.cgroup import MemoryLimit, memory_limit
 from producerd.config.dangers import check_possible, dangers
 from producerd.config.memory import check_fits
@@ -30,7 +29,6 @@ from producerd.runtime.acceptor import Acceptor
 from producerd.runtime.aside import aside
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
-from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.commands import JsonObject
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.leaving import OwnerProcess
@@ -57,17 +55,6 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-def _session_rules(node: NodeSettings, tuning: Tuning) -> SessionRules:
-    return SessionRules(
-        allowed_uids=node.allowed_uids,
-        window_bytes=tuning.session_window_bytes,
-        window_frames=tuning.session_window_frames,
-        max_frame_bytes=tuning.max_frame_bytes,
-        max_frame_records=tuning.max_frame_records,
-        body_timeout_seconds=tuning.body_timeout_seconds,
-    )
-
-
 class Daemon:
     """One node's daemon, made on the event loop that it runs on: its state, and its settings until a reload.
 
@@ -88,10 +75,9 @@ class Daemon:
         owner: OwnerProcess | None = None,
         tuning: Tuning = TUNING,
     ) -> None:
-        node = config.node
         self.config = config
         self.state = State.STARTING
-        self.rules = _session_rules(node, tuning)
+        self.tuning = tuning
         self.shares = LoopShares()
         self._load = load
         self._loop = asyncio.get_running_loop()
@@ -241,7 +227,6 @@ class Daemon:
             log.error("settings are refused, the old ones stay", problems=list(error.problems))
             raise
         self.config = read.config
-        self.rules = replace(self.rules, allowed_uids=read.config.node.allowed_uids)
         self._connections.fit(read.config.node)
         self.streams.reload(read.config, self._loop.time())
         self._metrics.reload(read.config, limit.bytes)
@@ -277,6 +262,11 @@ class Daemon:
         ago = self._loop.time() - at
         turned_away = f"clients are turned away, the last {ago:,.0f} s ago: {why}"
         return [*self._clients.troubles, *([turned_away] if ago < TURNED_AWAY_SECONDS else [])]
+
+    @property
+    def allowed_uids(self) -> frozenset[int]:
+        """The users that may connect."""
+        return self.config.node.allowed_uids
 
     @property
     def connections(self) -> int:

@@ -17,9 +17,10 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, cast
 import numpy as np
 
 from producerd import __version__
+from producerd.config.tuning import Tuning
 from producerd.errors import Code, ProducerdError, ProtocolError
 from producerd.runtime.asking import NOT_ASKED, ServiceAnswer
-from producerd.runtime.client_frames import ClientFrames, SessionRules, SessionStream
+from producerd.runtime.client_frames import ClientFrames, SessionStream
 from producerd.runtime.client_socket import ClientDeadline, ClientSocket
 from producerd.runtime.dry_run import DryRun
 from producerd.runtime.logs import get_logger
@@ -49,8 +50,12 @@ DISCONNECT_REASONS: Final = ("closed", "lost", "late", *_ENDED_AS.values(), "fai
 class Host(Protocol):
     """The daemon, as a session sees it."""
 
-    rules: SessionRules
+    tuning: Tuning
     shares: LoopShares
+
+    @property
+    def allowed_uids(self) -> frozenset[int]:
+        """The users that may connect; if empty, the socket's mode and group decide."""
 
     def admit(self, session: Session) -> str | None:
         """Let a new client in, if need be in place of an idle one.  Return why not, or None."""
@@ -96,12 +101,12 @@ class Session(asyncio.BufferedProtocol):
         self.session_id = session_id
         self.client = Client()
         self.ended_as = ""  # why the connection ended: one of `DISCONNECT_REASONS`
-        self._rules = rules = host.rules
+        self._tuning = tuning = host.tuning
         self._loop = asyncio.get_running_loop()
-        self._wire = Wire(Side.DAEMON, rules.window_frames)
+        self._wire = Wire(Side.DAEMON, tuning.session_window_frames)
         self._socket = ClientSocket(self._wire, self._read_on)
-        self._deadline = ClientDeadline(self._late, lambda: self._socket.puts_off, rules.body_timeout_seconds)
-        self._frames = ClientFrames(rules, self._socket, self._deadline, self._blocked)
+        self._deadline = ClientDeadline(self._late, lambda: self._socket.puts_off, tuning.body_timeout_seconds)
+        self._frames = ClientFrames(tuning, self._socket, self._deadline, self._blocked)
         self._opened: dict[int, SessionStream] = {}
         self._asking: set[SessionStream] = set()  # streams with a question to their service on its way
         self._heard_at = self._loop.time()  # when the client last sent something, or its question was answered
@@ -134,9 +139,9 @@ class Session(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for HELLO, unless the client may not connect."""
         self._socket.connected(cast("asyncio.Transport", transport))
-        self._deadline.expect("HELLO", "was not whole", self._rules.body_timeout_seconds)
+        self._deadline.expect("HELLO", "was not whole", self._tuning.body_timeout_seconds)
         self.client = Client(peer_of(transport))
-        peer, allowed = self.client.peer, self._rules.allowed_uids
+        peer, allowed = self.client.peer, self.host.allowed_uids
         if allowed and (peer is None or peer.uid not in allowed):
             uid = "unknown" if peer is None else peer.uid
             log.warning("client is not allowed", session=self.session_id, uid=uid, pid=peer and peer.pid)
@@ -196,7 +201,7 @@ class Session(asyncio.BufferedProtocol):
     def end_session(self, code: str, message: str) -> None:
         """End the session from the daemon's side, and send the client the reason."""
         self.ended_as = self.ended_as or _ENDED_AS.get(code, "failed")
-        self._socket.close_with(messages.Close(code, message), self._rules.body_timeout_seconds)
+        self._socket.close_with(messages.Close(code, message), self._tuning.body_timeout_seconds)
         self._let_go()
 
     def announce_drain(self, deadline_seconds: float) -> None:
@@ -225,7 +230,7 @@ class Session(asyncio.BufferedProtocol):
     def _handle(self, event: Event) -> None:
         if isinstance(event, BodyBegins):
             body_bytes = event.layout.body_bytes
-            seconds = self._rules.body_timeout_seconds + body_bytes / BODY_BYTES_A_SECOND
+            seconds = self._tuning.body_timeout_seconds + body_bytes / BODY_BYTES_A_SECOND
             self._deadline.expect("a body", "was not whole", seconds)
             self._wire.read_body(np.empty(body_bytes, np.uint8).data)  # not bytearray, which would fill it with zeros
         elif isinstance(event, Body):
@@ -247,10 +252,20 @@ class Session(asyncio.BufferedProtocol):
             log.warning("client speaks other versions", **self._named, versions=versions)
             self.end_session(Code.VERSION_MISMATCH, message)
             return
-        rules = self._rules
-        window, largest = (rules.window_bytes, rules.window_frames), (rules.max_frame_bytes, rules.max_frame_records)
-        limits, daemon = (*window, *largest, rules.body_timeout_seconds), f"producerd {__version__}"
-        self._socket.send(messages.Welcome(messages.VERSION, self.session_id, *limits, daemon, dry_runs=1))
+        tuning = self._tuning
+        self._socket.send(
+            messages.Welcome(
+                version=messages.VERSION,
+                session_id=self.session_id,
+                window_bytes=tuning.session_window_bytes,
+                window_frames=tuning.session_window_frames,
+                max_frame_bytes=tuning.max_frame_bytes,
+                max_frame_records=tuning.max_frame_records,
+                body_timeout_seconds=tuning.body_timeout_seconds,
+                daemon=f"producerd {__version__}",
+                dry_runs=1,
+            )
+        )
         log.debug("session opened", **self._named, uid=self.client.uid)
 
     def _open(self, message: messages.Open) -> None:

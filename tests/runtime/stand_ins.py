@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from producerd.config import StreamSettings
+from producerd.config.tuning import Tuning
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.sending.answers import Answer, RequestFailed, parse_answer
 from producerd.errors import Code, Refused
 from producerd.runtime.asking import ServiceAnswer
-from producerd.runtime.client_frames import SessionRules
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
@@ -19,13 +19,7 @@ from producerd.runtime.users.shares import LoopShares
 from producerd.wire import messages
 from producerd.wire.columns import Columns
 
-RULES = SessionRules(
-    window_bytes=8192,
-    window_frames=4,
-    max_frame_bytes=1 << 20,
-    max_frame_records=10_000,
-    body_timeout_seconds=5,
-)
+SHORT = Tuning(session_window_bytes=8192, session_window_frames=4, body_timeout_seconds=5)
 
 DENIED = RequestFailed("AccessDeniedException", "no", maybe_stored=False)
 
@@ -144,7 +138,8 @@ class StandInHost:
     """A daemon of one stream or more, none of which sends anything."""
 
     def __init__(self, queue_limit: int = 10, **changed: Any) -> None:
-        self.rules = RULES
+        self.tuning = SHORT
+        self.allowed_uids: frozenset[int] = frozenset()
         self.shares = LoopShares(lambda: 0.0)  # the time that a loaded machine takes changes nothing
         self.full = ""  # why no client is let in
         self.refuses_with: str = Code.NOT_AUTHORIZED

@@ -752,7 +752,7 @@ def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkey
         assert [client.closed for client in clients] == [True, False]
         assert (answer["needs_restart"], answer["unready"]) == ((REGION,), None)
         assert life.daemon.config.node.max_connections == 1
-        assert life.daemon.rules.allowed_uids == {7}
+        assert life.daemon.allowed_uids == {7}
         assert [stream.settings.linger_seconds for stream in life.streams] == [7]
         assert await life.shows("config_info") != hash_before
         assert levels == ["debug"]

@@ -483,7 +483,7 @@ async def test_every_connection_ends_for_one_reason() -> None:
         assert [gone.ended_as for gone in host.gone] == [reason]
         assert reason in DISCONNECT_REASONS
     host = StandInHost()
-    host.rules = replace(host.rules, body_timeout_seconds=0.01)
+    host.tuning = replace(host.tuning, body_timeout_seconds=0.01)
     session, _ = opened(host)
     tell(session, reserve(1, rows(3)))  # and no body follows
     await until_on_loop(lambda: session.ended_as == "late")

@@ -27,7 +27,7 @@ from producerd.wire.columns import FLAG_HASH_KEYS, FLAG_RESENT, PREFIX, Columns,
 from producerd.wire.messages import MessageType
 from tests.daemon import one, rows
 from tests.runtime.stand_ins import (
-    RULES,
+    SHORT,
     Said,
     StandInHost,
     StandInTransport,
@@ -380,7 +380,7 @@ async def test_only_users_that_are_listed_may_connect(
     monkeypatch: pytest.MonkeyPatch, host: StandInHost, log: list[Any], uid: int | None, refused: str
 ) -> None:
     monkeypatch.setattr(module, "peer_of", lambda _: None if uid is None else Peer(12, uid, 0))
-    host.rules = replace(RULES, allowed_uids=frozenset({7}))
+    host.allowed_uids = frozenset({7})
     session, transport = connected(host)
     assert session.client.uid == uid
     if not refused:
@@ -722,14 +722,14 @@ async def test_that_rows_were_sent_before_may_stand_in_the_reserve_or_in_the_bod
 # ---- the window
 
 
-WINDOW = replace(RULES, window_bytes=200_000, max_frame_bytes=50_000)
+WINDOW = replace(SHORT, session_window_bytes=200_000, max_frame_bytes=50_000)
 
 
 @pytest.fixture
 def windowed() -> StandInHost:
     """A daemon with room for three full frames in a window.  Nothing is sent by time."""
     host = StandInHost(1_000, linger_seconds=3_600)
-    host.rules = WINDOW
+    host.tuning = WINDOW
     return host
 
 
@@ -777,7 +777,7 @@ async def test_a_window_that_has_room_again_presses_no_more(windowed: StandInHos
 async def test_a_frame_is_granted_while_the_window_has_its_bytes(
     host: StandInHost, charge_bytes: int, granted: bool
 ) -> None:
-    assert host.rules.window_bytes == 8_192
+    assert host.tuning.session_window_bytes == 8_192
     _, transport = opened(host, put(1, charged(4_096)), reserve(2, charged(charge_bytes)))
     assert transport.drain() == [messages.Grant(1)] + [messages.Grant(2)] * granted
 
@@ -846,7 +846,7 @@ async def test_a_client_that_reads_nothing_is_granted_nothing_until_it_reads(hos
 @pytest.mark.parametrize("ends_by", ["body", "cancel", "window"])
 async def test_a_frame_of_another_stream_is_looked_at_when_it_may_be_received(host: StandInHost, ends_by: str) -> None:
     """A session receives one body at a time, of any stream, and as much as its window has room for."""
-    host.rules = replace(RULES, max_frame_bytes=1_000)
+    host.tuning = replace(SHORT, max_frame_bytes=1_000)
     touched = with_streams(host, "flights", "orders")
     frame = charged(6_000) if ends_by == "window" else one()
     session, transport = opened(host, messages.Open(2, "orders"), reserve(1, frame))
@@ -884,7 +884,7 @@ async def test_a_stream_that_is_opened_while_the_window_is_full_is_told_of_it(wi
 @pytest.mark.promise("60-callers-hot-shard")
 async def test_a_stream_without_frames_of_a_session_is_not_looked_at_for_the_others(windowed: StandInHost) -> None:
     """A program that puts into 500 streams, one by one, fills and frees its window with each record."""
-    windowed.rules = replace(WINDOW, window_bytes=1 << 20)
+    windowed.tuning = replace(WINDOW, session_window_bytes=1 << 20)
     touched = with_streams(windowed, "flights", "orders", "rest")
     flights, orders, _ = windowed.streams.values()
     session, _ = opened(windowed, messages.Open(2, "orders"), messages.Open(3, "rest"))
@@ -910,7 +910,7 @@ async def test_a_body_has_two_seconds_to_begin_and_then_time_for_its_size(
     host: StandInHost, clock: Clock, log: list[Any]
 ) -> None:
     """What is granted and does not come keeps others waiting."""
-    host.rules = replace(RULES, body_timeout_seconds=10)
+    host.tuning = replace(SHORT, body_timeout_seconds=10)
     frame = charged((1 << 20) + 1_024)
     session, transport = opened(host, reserve(1, frame))
     assert transport.drain() == [messages.Grant(1)]
@@ -1002,7 +1002,7 @@ async def test_a_standstill_gives_a_client_as_much_time(host: StandInHost, clock
 
 
 async def test_a_standstill_of_a_twentieth_of_a_second_gives_no_time(host: StandInHost, clock: Clock) -> None:
-    host.rules = replace(RULES, body_timeout_seconds=0.0)
+    host.tuning = replace(SHORT, body_timeout_seconds=0.0)
     _, transport = opened(host, reserve(1, one()))
     await clock.run(0.05)
     assert transport.closed
