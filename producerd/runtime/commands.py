@@ -182,7 +182,7 @@ class Commands:
 
 def _totals(stream: Stream, now: float) -> JsonObject:
     """Return the totals from which `producerctl top` computes rates."""
-    stats = stream.pipeline.stats
+    stats = stream.stats
     return {
         "ingest_records": stats.ingest_records,
         "ingest_bytes": stats.ingest_bytes,
@@ -192,7 +192,7 @@ def _totals(stream: Stream, now: float) -> JsonObject:
         "failed_reasons": dict(stats.failed_records),
         "discarded_records": sum(stats.discarded_records.values()),
         "record_retries": stats.retried_records,
-        "oldest_record_seconds": round(stream.pipeline.diagnosis.oldest_seconds(now), 1),
+        "oldest_record_seconds": round(stream.diagnosis.oldest_seconds(now), 1),
         "blocked_seconds": round(stream.gate.active_seconds(now), 1),
     }
 

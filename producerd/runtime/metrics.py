@@ -252,7 +252,7 @@ class Metrics:
                 # and the shared label would count again what this one has shown.
                 births[stream] = _Birth(stream, -inf)
                 shown[stream.name] = [stream]
-            elif stream in self._births or stream.pipeline.stats.delivered_records:
+            elif stream in self._births or stream.stats.delivered_records:
                 born = births[stream] = self._births.get(stream) or _Birth(stream, now)
                 shown[stream.name] = [born.shown(stream, now)]
                 if shown[stream.name] != [stream]:
@@ -294,7 +294,7 @@ class _Birth:
     """
 
     def __init__(self, stream: Stream, now: float) -> None:
-        has_failed = stream.pipeline.stats.failed_records.total()
+        has_failed = stream.stats.failed_records.total()
         self._ends_at = now + BIRTH_SECONDS if has_failed else -inf
 
     def shown(self, stream: Stream, now: float) -> Stream:
@@ -316,7 +316,7 @@ class _SharedLabel:
     def look(self, sharing: Iterable[Stream], at: Moment) -> None:
         """Note which streams share the label now.  Others have left it: they have their own label, or are forgotten."""
         counters = {family: read_of for family, read_of in STREAM_FAMILIES.items() if family.kind != "gauge"}
-        counters[_INGEST] = lambda stream, _: stream.pipeline.stats.ingest_records - stream.pipeline.queued_records
+        counters[_INGEST] = lambda stream, _: stream.stats.ingest_records - stream.pipeline.queued_records
         before = self._shown
         self._shown = {
             stream: {family: _frozen(read_of(stream, at)) for family, read_of in counters.items()} for stream in sharing
@@ -420,7 +420,7 @@ def _together(values: Sequence[Value], of_numbers: Callable[[Iterable[Any]], Any
 
 
 def _delivered_at(stream: Stream, at: Moment) -> float:
-    delivered_at = stream.pipeline.stats.delivered_at
+    delivered_at = stream.stats.delivered_at
     return 0.0 if delivered_at is None else round(at.unix - (at.now - delivered_at), 3)
 
 
@@ -488,12 +488,12 @@ NODE_FAMILIES: Final[dict[Family, Callable[[NodeNumbers], Value]]] = {
 
 _INGEST: Final = Family("ingest_records_total", "counter", "Records accepted into the queue.")
 STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
-    _INGEST: lambda s, _: s.pipeline.stats.ingest_records,
+    _INGEST: lambda s, _: s.stats.ingest_records,
     Family(
         "ingest_bytes_total",
         "counter",
         "Bytes accepted into the queue: for each record its key, data, hash key and 32 more.",
-    ): (lambda s, _: s.pipeline.stats.ingest_bytes),
+    ): (lambda s, _: s.stats.ingest_bytes),
     Family(
         "ingest_rejected_records_total",
         "counter",
@@ -521,7 +521,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     ): lambda s, _: s.budget.peak_bytes,
     Family(
         "queue_oldest_record_age_seconds", "gauge", "Age of the oldest frame that has unsettled records.", together=max
-    ): (lambda s, at: s.pipeline.diagnosis.oldest_seconds(at.now)),
+    ): (lambda s, at: s.diagnosis.oldest_seconds(at.now)),
     Family("backpressure_blocked_clients", "gauge", "Callers that wait for room in the queue or in their window."): (
         lambda s, _: s.gate.blocked_callers
     ),
@@ -559,47 +559,47 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "trigger",
         FLUSH_TRIGGERS,
         is_usual=False,
-    ): (lambda s, _: s.pipeline.stats.flushes),
+    ): (lambda s, _: s.stats.flushes),
     Family(
         "put_requests_total",
         "counter",
         "PutRecords sent. partial: some entries were refused; failed: no answer says what was stored.",
         "result",
         PUT_RESULTS,
-    ): lambda s, _: s.pipeline.stats.put_requests,
+    ): lambda s, _: s.stats.put_requests,
     Family(
         "put_request_duration_seconds",
         "histogram",
         "Time from sending a PutRecords to its answer or failure.",
         usual=(),
-    ): (lambda s, _: s.pipeline.stats.request_seconds),
+    ): (lambda s, _: s.stats.request_seconds),
     Family(
         "put_request_size_bytes", "histogram", "Size of a PutRecords body, as it goes over the network.", is_usual=False
-    ): (lambda s, _: s.pipeline.stats.request_bytes),
+    ): (lambda s, _: s.stats.request_bytes),
     Family("put_request_records", "histogram", "Kinesis records in a PutRecords.", is_usual=False): (
-        lambda s, _: s.pipeline.stats.request_records
+        lambda s, _: s.stats.request_records
     ),
     Family(
         "aggregation_user_records",
         "histogram",
         "Records in each Kinesis record that was sent; 1 without aggregation.",
         usual=(),
-    ): (lambda s, _: s.pipeline.stats.user_records),
+    ): (lambda s, _: s.stats.user_records),
     Family("inflight_requests", "gauge", "PutRecords that wait for their answer."): lambda s, _: (
-        s.pipeline.diagnosis.requests_in_flight
+        s.diagnosis.requests_in_flight
     ),
     Family("delivered_records_total", "counter", "Records that Kinesis stored."): lambda s, _: (
-        s.pipeline.stats.delivered_records
+        s.stats.delivered_records
     ),
     Family("delivered_bytes_total", "counter", "Bytes of key and data of the records that Kinesis stored."): (
-        lambda s, _: s.pipeline.stats.delivered_bytes
+        lambda s, _: s.stats.delivered_bytes
     ),
     Family(
         "delivery_latency_seconds",
         "histogram",
         "Time from accepting a record to the answer that it is stored.",
         usual=DELIVERY_SECONDS,
-    ): (lambda s, _: s.pipeline.stats.delivery_seconds),
+    ): (lambda s, _: s.stats.delivery_seconds),
     Family(
         "last_delivery_timestamp_seconds",
         "gauge",
@@ -614,30 +614,30 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "code",
         ERROR_CODES,
         usual=(Code.THROTTLED,),
-    ): lambda s, _: s.pipeline.stats.record_errors,
+    ): lambda s, _: s.stats.record_errors,
     Family("record_retries_total", "counter", "Sends of a record after its first.", is_usual=False): (
-        lambda s, _: s.pipeline.stats.retried_records
+        lambda s, _: s.stats.retried_records
     ),
     Family(
         "record_attempts", "histogram", "Number of sends after which a record was stored.", is_usual=False
-    ): lambda s, _: s.pipeline.stats.attempts,
+    ): lambda s, _: s.stats.attempts,
     Family(
         "failed_records_total", "counter", "Records that ended as not stored or unknown.", "reason", FAILURE_REASONS
-    ): (lambda s, _: s.pipeline.stats.failed_records),
+    ): (lambda s, _: s.stats.failed_records),
     Family(
         "discarded_records_total",
         "counter",
         "Records given up. disconnected: the caller left; returned: it has them again; abandoned: lost at a stop.",
         "reason",
         DISCARD_REASONS,
-    ): lambda s, _: s.pipeline.stats.discarded_records,
+    ): lambda s, _: s.stats.discarded_records,
     Family(
         "possible_duplicate_records_total",
         "counter",
         "Extra copies of records that may be in the stream.",
         "cause",
         MAYBE_CAUSES[1:],
-    ): lambda s, _: s.pipeline.stats.possible_duplicate_records,
+    ): lambda s, _: s.stats.possible_duplicate_records,
     Family(
         "stream_up", "gauge", "0 while the whole stream is refused, or the service does not answer.", together=min
     ): (lambda s, at: s.report.takes_records(at.now)),
@@ -648,19 +648,19 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         lambda s, _: len(s.pipeline.shard_map or ())
     ),
     Family("shards_backing_off", "gauge", "Shards to which the daemon sends less, because they throttled."): (
-        lambda s, at: s.pipeline.diagnosis.backing_off(at.now)
+        lambda s, at: s.diagnosis.backing_off(at.now)
     ),
     Family("shards_silent", "gauge", "Shards for which records wait, and whose last request had no answer in time."): (
-        lambda s, _: s.pipeline.diagnosis.silent_shards
+        lambda s, _: s.diagnosis.silent_shards
     ),
     Family(
         "shard_utilization_max_ratio",
         "gauge",
         "Share of its 1 MiB/s or 1,000 records/s that the busiest shard recently stored.",
         together=max,
-    ): lambda s, at: s.pipeline.diagnosis.most_used(at.now),
+    ): lambda s, at: s.diagnosis.most_used(at.now),
     Family("shard_map_refreshes_total", "counter", "Reads of the list of shards.", "result", RESULTS): (
-        lambda s, _: s.pipeline.stats.shard_map_refreshes
+        lambda s, _: s.stats.shard_map_refreshes
     ),
     Family(
         "credentials_expiry_timestamp_seconds",
@@ -673,5 +673,5 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "counter",
         "Entries stored in another shard than the daemon's list of shards predicted.",
         is_usual=False,
-    ): (lambda s, _: s.pipeline.stats.shard_mispredictions),
+    ): (lambda s, _: s.stats.shard_mispredictions),
 }

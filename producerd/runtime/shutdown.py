@@ -172,7 +172,7 @@ class Shutdown:
         self._drained.undelivered_records = sum([stream.pipeline.abandon() for stream in self._streams])
         for stream in self._streams:
             stream.settle(self._loop.time())
-        stats = [stream.pipeline.stats for stream in self._streams]
+        stats = [stream.stats for stream in self._streams]
         self._drained.returned_records = sum([each.discarded_records["returned"] for each in stats])
         self._settled.set()
         return self._drained

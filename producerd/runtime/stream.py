@@ -97,6 +97,7 @@ class Stream:
             max_frame_bytes=tuning.max_frame_bytes,
             max_frame_records=tuning.max_frame_records,
         )
+        self.stats, self.diagnosis = self.pipeline.stats, self.pipeline.diagnosis
         self.report = StreamReport(name, self.pipeline, self.gate, self.budget)
         self.rejected_records: Counter[str] = Counter()  # by code
         self.refused_records = 0

@@ -96,7 +96,7 @@ class Streams:
 
     def taken_records(self) -> int | None:
         """Return how many records the streams have accepted until now, or None while any row is left."""
-        return sum([stream.pipeline.stats.ingest_records for stream in self]) if self.are_quiet else None
+        return sum([stream.stats.ingest_records for stream in self]) if self.are_quiet else None
 
     def open(self, name: str, uid: int | None = None) -> Stream:
         """Return the stream of this name for a client of this user, and make it at the first call.
