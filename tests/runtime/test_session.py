@@ -16,6 +16,7 @@ import pytest
 import structlog
 
 import producerd.runtime.session as module
+from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code, Outcome
 from producerd.runtime.client_socket import MESSAGES_OF_A_TURN
@@ -771,6 +772,20 @@ async def test_a_window_that_has_room_again_presses_no_more(windowed: StandInHos
     tell(session, put(5, one()))
     windowed.stream.settle(1.0)
     assert windowed.stream.pipeline.take_job(1.0) is None
+
+
+@pytest.mark.law("AdmissionGate")
+async def test_each_stream_with_frames_in_it_is_told_of_a_window_that_is_full_once_more(windowed: StandInHost) -> None:
+    with_streams(windowed, "flights", "other")
+    first, second = windowed.streams.values()
+    session, _ = opened(windowed, messages.Open(2, "other"), *(put(number, one()) for number in range(1, 5)))
+    assert first.gate.withholding
+    first.pipeline.ledger.withdraw_all(RowEnd(Outcome.NOT_STORED, Code.EXPIRED, "late"))
+    first.settle(1.0)
+    assert not first.gate.withholding
+    tell(session, *(put(number, one()) for number in range(5, 8)), put(8, one(), 2))
+    assert first.gate.withholding
+    assert second.gate.withholding
 
 
 @pytest.mark.parametrize(("charge_bytes", "granted"), [(4_096, True), (4_097, False)])
