@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks.dashboard.grafana import DASHBOARD as FILE
-from benchmarks.dashboard.grafana import Series, chosen, filled
-from benchmarks.dashboard.run import PHASES, RATE_SECONDS, SCRAPE_SECONDS, FaultyRun, faulty_run
+from tests.prometheus import DASHBOARD as FILE
+from tests.prometheus import Series, chosen, filled
+from tests.system.faulty_run import PHASES, RATE_SECONDS, SCRAPE_SECONDS, FaultyRun, faulty_run
 
 DASHBOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -29,7 +29,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.dashboard.grafana import Prometheus
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment, folder, free_port
 from producerd.errors import ProducerdError
@@ -38,6 +37,7 @@ from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire.columns import Columns, lay_out
 from producerd.wire.messages import BadRows, Hello
 from spark_client.connection import Connection
+from tests.prometheus import Prometheus
 from tools import ROOT
 
 STREAM: Final = "flights"

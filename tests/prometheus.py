@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-DASHBOARD: Final = Path(__file__).resolve().parents[2] / "deploy/grafana/producerd.json"
+DASHBOARD: Final = Path(__file__).resolve().parents[1] / "deploy/grafana/producerd.json"
 ALL: Final = ".*"
 """The dashboard's allValue."""
 VARIABLES: Final = ("cluster", "region", "stream", "instance")
@@ -36,20 +36,6 @@ def filled(expression: str, rate_seconds: int, **choices: str) -> str:
     """Return the expression that Grafana sends.  A variable without a choice is All."""
     values: Mapping[str, str] = {**dict.fromkeys(VARIABLES, ALL), **choices, "__rate_interval": f"{rate_seconds}s"}
     return re.sub(r"\$(\w+)", lambda name: values[name[1]], expression)
-
-
-def legend(target: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """Return the name of a series in a panel's legend."""
-    return re.sub(r"{{(\w+)}}", lambda name: labels.get(name[1], ""), target["legendFormat"]).strip()
-
-
-def row(dashboard: Mapping[str, Any], title: str) -> list[dict[str, Any]]:
-    """Return the panels of the row whose title begins so."""
-    panels: Sequence[dict[str, Any]] = dashboard["panels"]
-    rows = [i for i, panel in enumerate(panels) if panel["type"] == "row"]
-    (first,) = (i for i in rows if panels[i]["title"].startswith(title))
-    end = next((i for i in rows if i > first), len(panels))
-    return list(panels[first + 1 : end])
 
 
 @dataclass(frozen=True, slots=True)
