@@ -4,9 +4,9 @@ It speaks TLS, and JSON or CBOR as the client does.  Its answers to PutRecords a
 one shard, so any hash of a producer is right.  A thread for each connection reads into one buffer, which needs less CPU
 than an event loop.
 
-It counts records, also the ones in KPL aggregates.  Each must begin with `MARK`.  It writes the certificate of an
-authority, which clients trust, to the file `CERTIFICATE` in the given directory.  It prints its port, and for each line
-on stdin the number of records until now::
+It counts records, also the ones in KPL aggregates and in CBOR, where each must begin with `MARK`.  It writes the
+certificate of an authority, which clients trust, to the file `CERTIFICATE` in the given directory.  It prints its port,
+and for each line on stdin the number of records until now::
 
     python -m benchmarks.sink DIRECTORY
 """
@@ -31,10 +31,36 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pybase64 import b64decode
 
-from benchmarks.spark.sink import CONTENT_LENGTH, FIXED, SEQUENCE_NUMBER, SHARD, TARGET
 from producerd.testing.certificate import self_signed
 
 HOST: Final = "127.0.0.1"
+SHARD: Final = "shardId-000000000000"
+SEQUENCE_NUMBER: Final = "49590338271490256608559692538361571095921575989136588898"
+"""A sequence number that is as long as Amazon's."""
+CONTENT_LENGTH: Final = re.compile(rb"^content-length: *(\d+)", re.IGNORECASE | re.MULTILINE)
+TARGET: Final = re.compile(rb"^x-amz-target: *Kinesis_20131202\.(\w+)", re.IGNORECASE | re.MULTILINE)
+FIXED: Final[dict[bytes, Any]] = {
+    b"ListShards": {
+        "Shards": [
+            {
+                "ShardId": SHARD,
+                "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)},
+                "SequenceNumberRange": {"StartingSequenceNumber": SEQUENCE_NUMBER},
+            }
+        ]
+    },
+    b"DescribeStreamSummary": {
+        "StreamDescriptionSummary": {
+            "StreamName": "bench",
+            "StreamARN": "arn:aws:kinesis:us-east-1:123456789012:stream/bench",
+            "StreamStatus": "ACTIVE",
+            "RetentionPeriodHours": 24,
+            "StreamCreationTimestamp": 1.0,
+            "EnhancedMonitoring": [],
+            "OpenShardCount": 1,
+        }
+    },
+}
 CERTIFICATE: Final = "certificate.pem"
 MARK: Final = b"\0record\0"
 """First bytes of each record's data.  They occur nowhere else in a record or an aggregate."""

@@ -4,13 +4,20 @@ Sessions, stream, dispatcher and core are the daemon's own, on asyncio's event l
 things.  Clients have their bytes ready.  Kinesis takes CBOR and answers after `ANSWER_SECONDS`; its answers are read as
 usual.  Worker threads do their work on the spot.  The clock advances only while there is nothing to do, so that the
 same walk takes the same steps each time.  The work of clients and of Kinesis is not counted.
+
+The program walks each of its arguments, a JSON of `Case` and of two numbers of records, and prints its cost as JSON::
+
+    python -m benchmarks.walk '[{"aggregation": "kpl"}, 28000, 14000]'
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import logging
 import selectors
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
@@ -20,6 +27,7 @@ import cbor2
 import numpy as np
 import numpy.typing as npt
 import orjson
+import structlog
 
 from benchmarks.counter import Counter
 from producerd.config import StreamSettings
@@ -427,3 +435,24 @@ class _NoWaiting(selectors.SelectSelector):
         if not ready and timeout:
             self._loop.now += timeout
         return ready
+
+
+def freeze() -> Counter:
+    """Leave garbage alone as the daemon does, log errors only, and return a counter."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    counter = Counter()
+    gc.collect()
+    gc.freeze()
+    return counter
+
+
+def main(arguments: Sequence[str]) -> None:
+    counter = freeze()
+    for argument in arguments:
+        case, records, warm_records = json.loads(argument)
+        cost = walk(Case(**case), counter, records, warm_records)
+        print(json.dumps([counter.unit, cost.per_record, cost.mean_entry_bytes]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

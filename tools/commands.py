@@ -82,12 +82,11 @@ COMMANDS = {
 
 
 def measurements() -> dict[str, str]:
-    """Return what each benchmark is for: the first line of its package's docstring."""
-    folders = [path.parent for path in sorted(ROOT.glob("benchmarks/*/__main__.py"))]
-    texts = {
-        folder.name: ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "" for folder in folders
-    }
-    return {name: re.sub(r":? ``.*|\.$", "", text.partition("\n")[0]) for name, text in texts.items()}
+    """Return what each benchmark is for: its docstring begins with it and with its command."""
+    files = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("benchmarks/*/__init__.py")]
+    lines = [(ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0] for file in files]
+    found = [re.fullmatch(r"(.+): ``\./dev bench (\w+)``\.", line) for line in lines]
+    return dict(sorted((match[2], match[1]) for match in found if match))
 
 
 def usage(line: str, known: dict[str, str], asked: str) -> int:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
 
 from benchmarks.abuse import attackers
 from benchmarks.abuse.attackers import BUSY, HTTP_ATTACKS, OWN, STREAM
+from benchmarks.harness import START_SECONDS, STOP_SECONDS, serve_with, started
 from benchmarks.machine import machine
+from benchmarks.processes import forget_peak, peak_rss_bytes
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.scenario import environment, folder, free_port
 from producerd.errors import ConnectionFailed
@@ -37,8 +37,6 @@ RECORDS: Final = 10
 WARM: Final = 50
 LEAST_PUTS: Final = 30
 PUT_SECONDS: Final = 60.0
-START_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 20.0
 SCRAPES: Final = 5
 SCRAPE_SECONDS: Final = 10.0
 """Prometheus's default time-out."""
@@ -107,11 +105,11 @@ class Bench:
     def _measured(self, name: str, connections: int, uid: int) -> Figures:
         self.say(f"{name}, {connections} connections of uid {uid} ...")
         before = self._honest_p50()
-        self._forget_peak()
+        forget_peak(self.daemon.process.pid)
         with self._attackers(name, connections, uid):
             time.sleep(SETTLE_SECONDS)
             under = self._honest_p50()
-            peak = self._status("VmHWM")
+            peak = peak_rss_bytes(self.daemon.process.pid)
             failed_scrapes = self._failed_scrapes() if name in HTTP_ATTACKS else None
         time.sleep(SETTLE_SECONDS)
         after = self._honest_p50()
@@ -160,16 +158,6 @@ class Bench:
         if child.ended(STOP_SECONDS) is None:
             raise ChildFailed("the attackers did not end", child.log)
 
-    def _forget_peak(self) -> None:
-        with contextlib.suppress(OSError):  # without it the peak is the highest until now
-            Path(f"/proc/{self.daemon.process.pid}/clear_refs").write_text("5")
-
-    def _status(self, name: str) -> int:
-        text = Path(f"/proc/{self.daemon.process.pid}/status").read_text()
-        found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024
-
 
 @contextlib.contextmanager
 def bench(seconds: float, say: Callable[[str], None]) -> Iterator[Bench]:
@@ -190,9 +178,5 @@ def bench(seconds: float, say: Callable[[str], None]) -> Iterator[Bench]:
             f'streams."{STREAM}".shard_rate_fraction': 1_000,
             f'streams."{STREAM}".aggregation': "none",  # a table of its own, as the shipped settings have it
         }
-        daemon = children.start(
-            "daemon", ["-m", "producerd", "serve", *(f"--set={k}={v}" for k, v in settings.items())]
-        )
-        yield Bench(children, daemon, path, http, seconds, say)
-        if (code := daemon.stop(STOP_SECONDS)) != 0:
-            raise ChildFailed(f"the daemon ended with exit code {code}", daemon.log)
+        with started(children, serve_with(settings)) as daemon:
+            yield Bench(children, daemon, path, http, seconds, say)

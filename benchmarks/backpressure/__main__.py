@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +15,8 @@ from benchmarks.backpressure.curves import NAMES
 from benchmarks.backpressure.picture import draw
 from benchmarks.backpressure.record import FILE, read, write
 from benchmarks.backpressure.run import CASES, LEAST_SECONDS, Bench, Figures, Run
-from benchmarks.daemon.run import RecordsWrong
-from benchmarks.interrupts import fails_by, interrupts
-from benchmarks.table import say, table
-from producerd.demo.children import ChildFailed
+from benchmarks.harness import parser, report
+from benchmarks.table import say
 
 SECONDS: Final = 100.0
 PICTURES: Final = Path("build", "backpressure")
@@ -36,29 +33,20 @@ class Line:
     coefficient_of_variation: float | None
 
 
-@fails_by(ChildFailed, RecordsWrong)
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.redraw:
-        if not (options.pictures / FILE).is_file():
-            first = f"`./dev bench backpressure --pictures {options.pictures}`"
-            parser.error(f"--redraw: there is no {options.pictures / FILE}: first run {first}")
-    else:
+def measured(options: argparse.Namespace) -> Iterator[Figures | Line]:
+    if not options.redraw:
         measure(Bench.lasting(options.seconds, say), options.pictures)
     runs = read(options.pictures)
     for path in draw(runs, options.pictures):
         say(f"drawn: {path}")
     figures = [run.figures for run in runs]
-    print(json.dumps([asdict(each) for each in figures], indent=1) if options.json else table(Line, [*lines(figures)]))
-    return 0
+    yield from figures if options.json else lines(figures)
 
 
 def measure(bench: Bench, pictures: Path) -> None:
     """Run both cases, and write their figures and curves to the folder of the pictures."""
     say(conditions := bench.conditions)
-    with interrupts():
-        runs = [bench.run(case) for case in CASES]
+    runs = [bench.run(case) for case in CASES]
     if never_blocked(runs):
         say("NEVER BLOCKED: with_limit did not reach its limit, and shows nothing: it needs more --seconds")
     write(runs, f"{conditions}; load {os.getloadavg()[0]:.1f} after", pictures)
@@ -74,20 +62,23 @@ def lines(figures: Sequence[Figures]) -> Iterator[Line]:
             yield Line(run.case, name, run.means[name], run.peaks[name], run.coefficients_of_variation[name])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev bench backpressure", description="What a queue limit does to a job.")
-    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument(
+def main(arguments: Sequence[str] | None = None) -> int:
+    made = parser("backpressure", "What a queue limit does to a job.")
+    made.add_argument(
         "--seconds",
         type=seconds_at_least(LEAST_SECONDS),
         default=SECONDS,
         help=f"that each of two runs takes, about; {LEAST_SECONDS:g} or more (%(default)g)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--pictures", type=Path, default=PICTURES, metavar="DIR", help="where pictures and their data go (%(default)s)"
     )
-    parser.add_argument("--redraw", action="store_true", help="run nothing: draw the pictures again from their data")
-    return parser
+    made.add_argument("--redraw", action="store_true", help="run nothing: draw the pictures again from their data")
+    options = made.parse_args(arguments)
+    if options.redraw and not (options.pictures / FILE).is_file():
+        first = f"`./dev bench backpressure --pictures {options.pictures}`"
+        made.error(f"--redraw: there is no {options.pictures / FILE}: first run {first}")
+    return report(Figures if options.json else Line, measured(options), as_json=options.json)
 
 
 if __name__ == "__main__":

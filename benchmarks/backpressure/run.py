@@ -6,14 +6,11 @@ A run is good only if every record was stored, and Spark, the daemon and Kinesis
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.backpressure.curves import NAMES, Curves, Sample, curves, variation
 from benchmarks.backpressure.kinesis import Stored
 from benchmarks.backpressure.spark_job import KEYS, RECORD_BYTES, STREAM, Batch
-from benchmarks.daemon.run import RecordsWrong, peak_rss_bytes
-from benchmarks.machine import machine
+from benchmarks.harness import RecordsWrong, serve_with
+from benchmarks.machine import PACKAGES, conditions
+from benchmarks.processes import peak_rss_bytes, rss_bytes
 from producerd.config import NodeSettings
 from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.progress import Watch
@@ -49,7 +47,6 @@ SAY_SECONDS: Final = 10
 AFTER_SECONDS: Final = 3
 """Time for which a run is watched after its last micro-batch."""
 CASES: Final = ("without_limit", "with_limit")
-PACKAGES: Final = ("aiobotocore", "aiohttp", "numpy", "orjson", "pyarrow", "pybase64", "uvloop")
 Said = defaultdict[str, float]
 """Values of the stream's metrics by their names.  A metric that is missing counts as 0."""
 
@@ -102,12 +99,11 @@ class Bench:
 
     @property
     def conditions(self) -> str:
-        versions = ", ".join(f"{name} {version(name)}" for name in ("pyspark", *PACKAGES))
-        return (
-            f"{machine()}; Python {platform.python_version()}, {versions}; "
+        return conditions(
             f"{BATCHES} micro-batches of {self.batch_records:,} records of {RECORD_BYTES} bytes with {KEYS:,} keys, "
             f"{SHARDS} shards of 1 MiB/s and 1,000 records/s each, aggregation kpl, "
-            "limits as in the figures, other settings as they come"
+            "limits as in the figures, other settings as they come",
+            packages=("pyspark", *PACKAGES),
         )
 
     def limits(self, case: str) -> dict[str, int]:
@@ -147,8 +143,7 @@ class Bench:
             "aggregation": "kpl",
             **self.limits(case),
         }
-        sets = [f"--set={name}={value}" for name, value in settings.items()]
-        daemon = children.start("daemon", ["-m", "tests.tuned", json.dumps(WIDE), "serve", *sets])
+        daemon = children.start("daemon", serve_with(settings, ("-m", "tests.tuned", json.dumps(WIDE))))
         ready, deadline = Watch(f"http://{address}", STREAM), time.monotonic() + START_SECONDS
         while not ready.ready():
             daemon.poll_line(0.05)  # it raises if the daemon has ended
@@ -249,7 +244,7 @@ class Scrapes:
     def sample(self, daemon: Child) -> Sample:
         said, at = self.scrape(), time.monotonic()
         counters = said["ingest_records_total"], said["delivered_records_total"]
-        rss = _rss_bytes(daemon.process.pid)
+        rss = rss_bytes(daemon.process.pid)
         return Sample(at, *counters, said["queue_records"], rss, said["backpressure_active_seconds_total"])
 
 
@@ -260,7 +255,3 @@ def parsed(text: str) -> Said:
             if sample.labels.get("stream") == STREAM:
                 sums[sample.name.removeprefix("producerd_")] += sample.value
     return sums
-
-
-def _rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

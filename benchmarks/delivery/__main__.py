@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from benchmarks.delivery.figures import HELD, Figures
 from benchmarks.delivery.producerd import producerd
 from benchmarks.delivery.run import Start, judged, run
 from benchmarks.delivery.scenarios import Scenario, all_scenarios
+from benchmarks.harness import parser
 from benchmarks.interrupts import interrupts
 from benchmarks.judges import Judge, fake, kcl
 from benchmarks.machine import machine
@@ -28,7 +28,13 @@ BESIDE_KPL: Final = ("split", "kpl")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    made = parser("delivery", "What arrives while things go wrong.")
+    names = list(dict.fromkeys(scenario.name for scenario in all_scenarios()))
+    made.add_argument(
+        "--with-kpl", action="store_true", help="the official KPL through `split` too; the official KCL judges both"
+    )
+    made.add_argument("--scenario", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    options = made.parse_args(arguments)
     chosen = [s for s in all_scenarios() if not options.scenario or s.name in options.scenario]
     bench = Bench(with_kpl=options.with_kpl)
     say(f"{machine()}; Python {platform.python_version()}")
@@ -40,17 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(answer(Figures, rows, as_json=options.json))
     return int(bench.failed)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="./dev bench delivery", description="What arrives while things go wrong.")
-    names = list(dict.fromkeys(scenario.name for scenario in all_scenarios()))
-    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument(
-        "--with-kpl", action="store_true", help="the official KPL through `split` too; the official KCL judges both"
-    )
-    parser.add_argument("--scenario", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    return parser
 
 
 class Bench:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.harness import parser
 from benchmarks.instructions import budgets, hot, qemu
 from benchmarks.instructions.budgets import Figures
 from benchmarks.instructions.run import count
@@ -15,7 +15,10 @@ from benchmarks.table import answer, say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    made, names = parser("instructions", "The instructions that a record takes in the hot functions."), hot.NAMES
+    made.add_argument("--write-budgets", action="store_true", help=f"what is counted is the budget, and {slack()}")
+    made.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
+    options = made.parse_args(arguments)
     if lack := qemu.missing():
         say(f"FAILED: {lack}")
         return 1
@@ -46,18 +49,6 @@ def verdict(rows: list[Figures], limit: float) -> str:
     if idle := budgets.loose(rows):
         lines += [f"far below the budget, which should be written again: {', '.join(row.name for row in idle)}"]
     return "\n".join(lines) or "all within their budgets"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="./dev bench instructions", description="The instructions that a record takes in the hot functions."
-    )
-    parser.add_argument("--json", action="store_true", help="one array of objects on stdout")
-    parser.add_argument("--write-budgets", action="store_true", help=f"what is counted is the budget, and {slack()}")
-    parser.add_argument(
-        "--only", nargs="+", choices=hot.NAMES, default=hot.NAMES, metavar="NAME", help=f"of {', '.join(hot.NAMES)}"
-    )
-    return parser
 
 
 def slack() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -17,10 +16,9 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-import structlog
 
 from benchmarks.counter import Counter
-from benchmarks.walk import STREAM, Case, answer_to, make_frames, shard_map, walk
+from benchmarks.walk import STREAM, Case, answer_to, freeze, make_frames, shard_map, walk
 from producerd.config import StreamSettings
 from producerd.core.encoding.entries import encode
 from producerd.core.encoding.formats import CBOR, JSON, Format
@@ -224,10 +222,7 @@ def _encoding(aggregation: str, request: Request, format_: Format = CBOR) -> tup
 
 
 def main(names: Sequence[str]) -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    counter = Counter()
-    gc.collect()
-    gc.freeze()  # as the daemon does
+    counter = freeze()
     for name in names or NAMES:
         print(json.dumps({"name": name, "per_record": count(name, counter), "unit": counter.unit}), flush=True)
 

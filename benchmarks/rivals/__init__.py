@@ -1,1 +1,1 @@
-"""Measure the CPU time per record of other producers, with the same endpoint as for producerd."""
+"""Measure other producers' CPU time per record, with the same endpoint as producerd's: ``./dev bench rivals``."""

@@ -7,11 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks import maven
+from benchmarks import load, maven
+from benchmarks.harness import START_SECONDS, Rig
+from benchmarks.rivals import rows
 from benchmarks.rivals.builds import HERE, Builds
+from benchmarks.rivals.kpl import RUN
+from producerd.demo.children import Child
 
 PLAIN: Final = ("none",)
 BOTH: Final = ("none", "kpl")
+MOST_ROWS: Final = 10_000
+"""Records of a file, as many as in a frame of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +97,18 @@ RIVALS: Final = (
         toolchain=lambda: ["rustc", "--version"],
     ),
 )
+KPL: Final = next(rival for rival in RIVALS if rival.name == "official-kpl")
+
+
+def start(rival: Rival, command: list[str], rig: Rig, record_bytes: int, aggregation: str) -> Child:
+    """Start a rival that puts records to the sink, and wait until it is ready."""
+    path = rig.work / f"records-{record_bytes}"
+    if not path.exists():
+        count = min(MOST_ROWS, load.CHUNK_BYTES // (load.KEY_BYTES + record_bytes))
+        rows.write(path, *load.rows(count, record_bytes))
+    # A record that an SDK sends again would count twice.
+    environ = {**rig.trust, "PYTHONPATH": str(HERE.parents[1]), "AWS_MAX_ATTEMPTS": "1"}
+    arguments = [*command, rig.endpoint_url, str(path), load.STREAM, aggregation]
+    child = rig.children.start(rival.name, ["-c", RUN, *arguments], environ)
+    child.line(START_SECONDS)
+    return child

@@ -1,30 +1,27 @@
 """Run every producer against one sink, and ours in between with the code of the daemon benchmark.
 
-CPU time is the user and system time that the kernel has charged to a producer's process and the processes below it,
-from the first record to the last acknowledgement.  The first run warms up and does not count.  For a JVM the runs that
-warm up go on until it has compiled most of its code.  Of the other runs the one with the least CPU time counts.
+CPU time includes a producer's process and the processes below it, from the first record to the last acknowledgement.
+The first run warms up and does not count.  For a JVM the runs that warm up go on until it has compiled most of its
+code.  Of the other runs the one with the least CPU time counts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.daemon import client
-from benchmarks.daemon import run as daemon
-from benchmarks.daemon.client import CHUNK_BYTES, KEY_BYTES, STREAM
-from benchmarks.daemon.run import START_SECONDS, STOP_SECONDS, WORTH, Case, RecordsWrong, forget_peak, peak_rss_bytes
+from benchmarks import daemon
+from benchmarks.daemon import WORTH, Case
+from benchmarks.harness import STOP_SECONDS, RecordsWrong
 from benchmarks.maven import Unavailable
-from benchmarks.rivals import naive, rows
-from benchmarks.rivals.builds import HERE, Builds, told_version
-from benchmarks.rivals.kpl import RUN
-from benchmarks.rivals.producers import RIVALS, Rival
-from benchmarks.sink import CERTIFICATE
-from benchmarks.spark.cost import cpu_seconds
+from benchmarks.processes import cpu_seconds, family, forget_peak, peak_rss_bytes
+from benchmarks.rivals.builds import Builds, told_version
+from benchmarks.rivals.producers import RIVALS, Rival, start
+from benchmarks.table import say
 from producerd import __version__
 from producerd.demo.children import Child, ChildFailed
 
@@ -32,11 +29,8 @@ OURS: Final = "producerd"
 NAIVE: Final = "naive-daemon"
 RUST: Final = "aws-sdk-rust"
 NAMES: Final = (OURS, NAIVE, *(rival.name for rival in RIVALS))
-MOST_ROWS: Final = 10_000
-"""Records of a chunk, as many as in a frame of ours."""
 LEAST_RECORDS: Final = 1_000
 """Fewest records of a run, for slow rivals."""
-RUN_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +61,9 @@ class Cost(NamedTuple):
     cpu_ns: float
     peak_rss_bytes: int
 
-
-def family(pid: int) -> Iterator[int]:
-    """Yield the ids of a process and of all processes below it."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from family(int(child))
+    @classmethod
+    def of(cls, best: tuple[daemon.Cost, int]) -> Cost:
+        return cls(best[0].cpu_ns, best[1])
 
 
 @dataclass(slots=True)
@@ -82,7 +72,6 @@ class Bench:
 
     ours: daemon.Bench
     names: Sequence[str]
-    say: Callable[[str], None]
 
     @property
     def conditions(self) -> str:
@@ -98,9 +87,9 @@ class Bench:
         commands: dict[str, list[str]] = {}
         for rival in self._asked:
             try:
-                commands[rival.name] = rival.command(Builds(self.ours.children, self.say))
+                commands[rival.name] = rival.command(Builds(self.ours.rig.children, say))
             except Unavailable as reason:
-                self.say(f"{rival.name} is absent: {reason}")
+                say(f"{rival.name} is absent: {reason}")
                 yield Figures(rival.name, rival.version, absent=str(reason))
         for record_bytes in sizes:
             rows = list(self._rows(record_bytes, commands))
@@ -115,8 +104,8 @@ class Bench:
         return [rival for rival in RIVALS if rival.name in self.names]
 
     def _rows(self, record_bytes: int, commands: dict[str, list[str]]) -> Iterator[Figures]:
-        naive_cost = self._naive(record_bytes) if NAIVE in self.names else None
-        costs = {aggregation: self._ours(record_bytes, aggregation) for aggregation in self._aggregations}
+        naive_cost = Cost.of(self.ours.naive(record_bytes)) if NAIVE in self.names else None
+        costs = {each: Cost.of(self.ours.producerd(Case(record_bytes, each))) for each in self._aggregations}
 
         def row(producer: str, of_version: str, aggregation: str, cost: Cost) -> Figures:
             ratio = round(cost.cpu_ns / costs[aggregation].cpu_ns, 2)
@@ -140,19 +129,6 @@ class Bench:
         plain = ["none"] if NAIVE in self.names else []
         return list(dict.fromkeys([*plain, *(each for rival in self._asked for each in rival.aggregations)]))
 
-    def _ours(self, record_bytes: int, aggregation: str) -> Cost:
-        figures = self.ours.figures(Case(record_bytes, aggregation))
-        return Cost(figures.cpu_ns_per_record, figures.peak_rss_bytes)
-
-    def _naive(self, record_bytes: int) -> Cost:
-        """Measure the naive daemon, and give the result to the daemon benchmark, which also compares with it."""
-        ours = self.ours
-        command = ["-m", naive.__name__, ours.socket, ours.endpoint_url, STREAM]
-        records = ours.records // WORTH[record_bytes] // daemon.NAIVE_WORTH
-        best, peak = ours._best(f"{record_bytes},naive", "naive", command, record_bytes, records)
-        ours._naive_ns[record_bytes] = best.cpu_ns
-        return Cost(best.cpu_ns, peak)
-
     def _at_last(self, rival: Rival, command: list[str], record_bytes: int, aggregation: str) -> Cost:
         """Measure a rival, in several attempts if needed.
 
@@ -162,51 +138,28 @@ class Bench:
             try:
                 return self._rival(rival, command, record_bytes, aggregation)
             except (ChildFailed, RecordsWrong) as failure:
-                self.say(f"  {rival.name} is measured once more: {failure}")
+                say(f"  {rival.name} is measured once more: {failure}")
         return self._rival(rival, command, record_bytes, aggregation)
 
     def _rival(self, rival: Rival, command: list[str], record_bytes: int, aggregation: str) -> Cost:
-        ours = self.ours
-        path = ours.work / f"records-{record_bytes}"
-        if not path.exists():
-            count = min(MOST_ROWS, CHUNK_BYTES // (KEY_BYTES + record_bytes))
-            rows.write(path, *client.rows(count, record_bytes))
-        authority = str(ours.work / CERTIFICATE)
-        environ = {"AWS_CA_BUNDLE": authority, "SSL_CERT_FILE": authority, "PYTHONPATH": str(HERE.parents[1])}
-        environ["AWS_MAX_ATTEMPTS"] = "1"  # a record that an SDK sends again would count twice
-        arguments = [*command, ours.endpoint_url, str(path), STREAM, aggregation]
-        records = ours.records // WORTH[record_bytes]
+        repeats, records = self.ours.repeats, self.ours.records // WORTH[record_bytes]
         records = max(1, records // rival.worth, min(records, LEAST_RECORDS))
-        self.say(f"{record_bytes},{aggregation},{rival.name}: {ours.repeats} times {records:,} records ...")
-        child = ours.children.start(rival.name, ["-c", RUN, *arguments], environ)
-        child.line(START_SECONDS)
-        self.run(rival.name, child, records)
+        say(f"{record_bytes},{aggregation},{rival.name}: {repeats} times {records:,} records ...")
+        child = start(rival, command, self.ours.rig, record_bytes, aggregation)
+        self.run(child, records)
         pids = list(family(child.process.pid))
         while sum(map(cpu_seconds, pids)) < rival.warm_seconds:
-            self.run(rival.name, child, records)
+            self.run(child, records)
         for pid in pids:
             forget_peak(pid)
-        runs = [self.run(rival.name, child, records) for _ in range(ours.repeats)]
+        runs = [self.run(child, records) for _ in range(repeats)]
         peak = sum(map(peak_rss_bytes, pids))
         child.stop(STOP_SECONDS)
-        self.say(f"  {min(runs):,.0f} ns a record ({min(runs):,.0f} to {max(runs):,.0f}), {peak / 1e6:,.0f} MB")
+        say(f"  {min(runs):,.0f} ns a record ({min(runs):,.0f} to {max(runs):,.0f}), {peak / 1e6:,.0f} MB")
         return Cost(min(runs), peak)
 
-    def run(self, name: str, child: Child, records: int) -> float:
+    def run(self, child: Child, records: int) -> float:
         """Measure a run, and return its CPU time in ns per record."""
-        pids = list(family(child.process.pid))
-        arrived, before = self.ours._arrived(), sum(map(cpu_seconds, pids))
-        child.tell(str(records))
-        put = int(child.line(RUN_SECONDS))
-        used = sum(map(cpu_seconds, pids)) - before
-        arrived = self.ours._arrived() - arrived
-        if not arrived == put >= records:
-            raise RecordsWrong(f"{name} should put {records:,} records and put {put:,}, of which {arrived:,} arrived")
-        return used * 1e9 / put
-
-
-@contextlib.contextmanager
-def bench(records: int, repeats: int, names: Sequence[str], say: Callable[[str], None]) -> Iterator[Bench]:
-    """Start what a rival needs, and end all of it after the block.  Raise `ChildFailed`."""
-    with daemon.bench(records, repeats, say) as ours:
-        yield Bench(ours, names, say)
+        counters = [partial(cpu_seconds, pid) for pid in family(child.process.pid)]
+        run = self.ours.rig.run(child, str(records), records, *counters)
+        return sum(run.used) * 1e9 / run.records

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.idle.run import Figures
+from benchmarks.idle import Figures
 from producerd.config.memory import IDLE_BYTES
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import serve_in_thread
@@ -55,4 +55,4 @@ def test_a_daemon_with_nothing_to_do_uses_under_half_a_percent_of_a_core() -> No
     assert statistics.median(row.cpu_percent or 0.0 for row in rests) < IDLE_CPU_PERCENT, rests
     assert any(row.cpu_percent for row in rests)
     assert statistics.median(row.wakeups_per_second or 0.0 for row in rests) < IDLE_WAKEUPS, rests
-    assert all((row.rss_bytes or 0) < IDLE_BYTES for row in rests), rests
+    assert all(row.rss_bytes < IDLE_BYTES for row in rests), rests

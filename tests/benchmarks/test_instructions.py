@@ -12,7 +12,7 @@ from benchmarks.instructions import budgets, hot, qemu
 from benchmarks.instructions.__main__ import verdict
 from benchmarks.instructions.budgets import LOOSE, WIDER, Budgets
 from benchmarks.instructions.run import count
-from benchmarks.scale.points import AGGREGATIONS, case
+from benchmarks.scale import AGGREGATIONS, many_shards
 from benchmarks.walk import walk
 
 HERE = {"python": "3.11.7", "numpy": "2.4.6"}
@@ -73,8 +73,7 @@ def test_a_hot_function_runs_without_qemu(name: str) -> None:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_records_walk_from_their_frames_to_their_acknowledgements(aggregation: str) -> None:
-    what, _ = case("shards", aggregation, 16)
-    cost = walk(what, Counter(), 2_000, 500)
+    cost = walk(many_shards(aggregation, 16).case, Counter(), 2_000, 500)
     assert cost.records >= 2_000
     assert cost.counted > 0
     assert cost.mean_entry_bytes == 116 if aggregation == "none" else cost.mean_entry_bytes > 116

@@ -7,8 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import boto3
 
@@ -18,25 +17,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from benchmarks.harness import Rig
+
 STREAM: Final = "bench"
 MOST_RECORDS: Final = 500
 """Most records in one PutRecords."""
 
 
-class Place(NamedTuple):
-    """The addresses of the sink and the daemon, and a folder for files."""
-
-    endpoint_url: str
-    socket: str
-    work: Path
-
-
-Path_ = Callable[["DataFrame", Place], Callable[[], None]]
+Way = Callable[["DataFrame", "Rig"], Callable[[], None]]
 """A way: a function that prepares a run, which is not measured, and returns the function to measure."""
 
 
-def foreach_partition_boto3(df: DataFrame, place: Place) -> Callable[[], None]:
-    return partial(df.foreachPartition, partial(put_partition, place.endpoint_url))
+def foreach_partition_boto3(df: DataFrame, rig: Rig) -> Callable[[], None]:
+    return partial(df.foreachPartition, partial(put_partition, rig.endpoint_url))
 
 
 def put_partition(endpoint_url: str, rows: Iterable[tuple[str, str]]) -> None:
@@ -64,19 +57,19 @@ def put_all(client: Any, entries: list[dict[str, Any]]) -> None:
         delay_seconds = min(2 * delay_seconds, 5.0)
 
 
-def with_write_batch(df: DataFrame, place: Place) -> Callable[[], None]:
+def with_write_batch(df: DataFrame, rig: Rig) -> Callable[[], None]:
     def run() -> None:
-        write_batch(df, stream=STREAM, data="data", socket=place.socket)
+        write_batch(df, stream=STREAM, data="data", socket=rig.socket)
 
     return run
 
 
-def batch_writer(df: DataFrame, place: Place) -> Callable[[], None]:
+def batch_writer(df: DataFrame, rig: Rig) -> Callable[[], None]:
     """Prepare a streaming query over files, whose one micro-batch is measured."""
-    folder = tempfile.mkdtemp(dir=place.work)
+    folder = tempfile.mkdtemp(dir=rig.work)
     df.write.parquet(f"{folder}/rows")
     rows = df.sparkSession.readStream.schema(df.schema).parquet(f"{folder}/rows")
-    writer = KinesisBatchWriter(STREAM, data="data", socket=place.socket)
+    writer = KinesisBatchWriter(STREAM, data="data", socket=rig.socket)
     query = rows.writeStream.foreachBatch(writer).trigger(availableNow=True)
 
     def run() -> None:
@@ -86,12 +79,12 @@ def batch_writer(df: DataFrame, place: Place) -> Callable[[], None]:
     return run
 
 
-def datasource(df: DataFrame, place: Place) -> Callable[[], None]:
-    sink = df.write.format("producerd").mode("append").option("stream", STREAM).option("socket", place.socket)
+def datasource(df: DataFrame, rig: Rig) -> Callable[[], None]:
+    sink = df.write.format("producerd").mode("append").option("stream", STREAM).option("socket", rig.socket)
     return sink.save
 
 
-def map_in_arrow_alone(df: DataFrame, _: Place) -> Callable[[], None]:
+def map_in_arrow_alone(df: DataFrame, _: Rig) -> Callable[[], None]:
     """Hand the rows to Python as Arrow and do nothing with them, to measure what Spark itself needs."""
 
     def run() -> None:
@@ -108,7 +101,7 @@ def nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 BOTO3: Final = "foreach_partition_boto3"
 ALONE: Final = "map_in_arrow_alone"
-PATHS: Final[dict[str, Path_]] = {
+PATHS: Final[dict[str, Way]] = {
     BOTO3: foreach_partition_boto3,
     "write_batch": with_write_batch,
     "batch_writer": batch_writer,

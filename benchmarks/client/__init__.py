@@ -1,1 +1,0 @@
-"""How many records one program puts in a second, one by one and together, and how many the KPL's addUserRecord."""

@@ -1,1 +1,0 @@
-"""Measure the time from put to acknowledgement, and compare it with bare round trips: ``./dev bench latency``."""
