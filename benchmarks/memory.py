@@ -9,6 +9,7 @@ possible duplicates that the daemon reported.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -381,7 +382,8 @@ def sort_job(job_bytes: int, record_bytes: int, shards: int) -> None:
     """Print the memory that sorting a job needs in addition to its frames, in a process of its own."""
     allocator.configure()
     pid, shards_ = os.getpid(), shard_map(shards)
-    columns = lay_out(*rows(max(1, CHUNK_BYTES // (KEY_BYTES + record_bytes + RECORD_CHARGE_BYTES)), record_bytes))
+    fit = (CHUNK_BYTES - FRAME_CHARGE_BYTES) // (KEY_BYTES + record_bytes + RECORD_CHARGE_BYTES)
+    columns = lay_out(*rows(fit, record_bytes))
 
     def frames(count: int) -> list[Frame]:
         bodies = [b"".join((columns.body_prefix(number + 1), *map(bytes, columns.parts))) for number in range(count)]
@@ -390,6 +392,7 @@ def sort_job(job_bytes: int, record_bytes: int, shards: int) -> None:
 
     sort_rows(frames(1), shards_, 0)  # loads modules
     job = frames(max(1, job_bytes // columns.layout.charge_bytes))
+    ctypes.CDLL(None).malloc_trim(0)  # what imports have freed must not hide what the job takes
     before = rss_bytes(pid)
     forget_peak(pid)
     sort_rows(job, shards_, 0)
