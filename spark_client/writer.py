@@ -47,7 +47,7 @@ ARROW_BATCH_RECORDS: Final = 500
 Spark 3.5 has no bound in bytes, and its default of 10,000 rows was 300 MB.
 """
 MOST_ARROW_BATCH_RECORDS: Final = 10_000
-"""The default of ``max_frame_records``, the most records that a frame has."""
+"""The most records that a frame has (``max_frame_records`` in WELCOME)."""
 
 KEPT_RESULTS: Final = 100
 """As many as Spark keeps in ``query.recentProgress``."""
