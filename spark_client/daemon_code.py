@@ -59,7 +59,8 @@ def find(command: Sequence[str], folder: Path) -> DaemonCode:
             if not zipfile.is_zipfile(path):
                 raise ConfigurationError([f"daemon={{...}}: {path} on host {socket.gethostname()} is not a whole pex"])
             beside = path.parent if os.access(path.parent, os.W_OK) else folder
-            its_own = {"PEX_ROOT": str(beside / UNPACKED), "PEX_IGNORE_RCFILES": "1"}
+            # It warns of paths in scripts that it unpacks, which are never started.
+            its_own = {"PEX_ROOT": str(beside / UNPACKED), "PEX_IGNORE_RCFILES": "1", "PEX_EMIT_WARNINGS": "0"}
             return DaemonCode((python, "-I", str(path)), its_own)
     raise ConfigurationError([_none_runs(shipped)])
 

@@ -18,7 +18,7 @@ from tests.spark.jvm import short_jvm
 from tests.spark.processes import of_session
 
 READY_SECONDS = 90
-ANSWER_SECONDS = 120
+ANSWER_SECONDS = 280
 PLAIN_CONF = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",

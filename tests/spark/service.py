@@ -20,6 +20,8 @@ from tests.daemon import NEVER_STORED, PATIENCE_SECONDS, ROOT, SERVICE_PYTHON, D
 from tests.spark.processes import Process, processes
 
 CALL_SECONDS = 30
+UNPACKING = {"daemon_start_timeout_seconds": 200}
+"""For a write whose tasks unpack the pex first: 300 MB for each executor, and the disk may be busy."""
 
 
 class Kinesis:

@@ -16,6 +16,7 @@ from tests.spark.drivers import Driver, driver
 from tests.spark.nodes import connect_server
 from tests.spark.queries import Input
 from tests.spark.service import (
+    UNPACKING,
     Kinesis,
     assert_all_stored,
     commands_of,
@@ -119,6 +120,6 @@ def test_an_artifact_of_spark_connect_has_the_daemon_that_tasks_start(
 ) -> None:
     stream, rows = kinesis.stream(), 200
     assert client.ask("add_artifact", path=str(pex)) == {}
-    result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=plain_settings(kinesis))
+    result = client.ask("write", rows=rows, partitions=2, stream=stream, daemon=plain_settings(kinesis), **UNPACKING)
     assert_all_stored(result, kinesis, stream, rows)
     assert "/.producerd-pex/" in commands_of(result)[0]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.daemon import until
 from tests.spark.drivers import driver
-from tests.spark.service import Kinesis, assert_all_stored, commands_of, plain_settings
+from tests.spark.service import UNPACKING, Kinesis, assert_all_stored, commands_of, plain_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROWS = 200
@@ -56,7 +56,7 @@ def test_executors_that_lack_the_daemon_s_packages_start_it_from_a_file(
     stream = kinesis.stream()
     conf = {"spark.files": str(pex)}
     with driver(tmp_path, "local-cluster[2,1,1024]", conf, PYSPARK_PYTHON=workers) as spark:
-        result = spark.ask("write", rows=ROWS, partitions=4, stream=stream, daemon=plain_settings(kinesis))
+        result = spark.ask("write", rows=ROWS, partitions=4, stream=stream, daemon=plain_settings(kinesis), **UNPACKING)
         assert_all_stored(result, kinesis, stream, ROWS)
         roots = {command.partition("/.producerd-pex/")[0] for command in commands_of(result)}
         assert len(roots) == len(result["daemons"]) == 2, "each executor unpacks it among its own files"
@@ -69,6 +69,6 @@ def test_it_may_come_in_an_archive(pex: Path, workers: str, kinesis: Kinesis, tm
         archive.write(pex, pex.name)
     stream, conf = kinesis.stream(), {"spark.archives": f"{tmp_path}/daemon.zip#daemon"}
     with driver(tmp_path, "local[2]", conf, PYSPARK_PYTHON=workers) as spark:
-        result = spark.ask("write", rows=ROWS, partitions=2, stream=stream, daemon=plain_settings(kinesis))
+        result = spark.ask("write", rows=ROWS, partitions=2, stream=stream, daemon=plain_settings(kinesis), **UNPACKING)
         assert_all_stored(result, kinesis, stream, ROWS)
         assert "/daemon/.producerd-pex/" in commands_of(result)[0]

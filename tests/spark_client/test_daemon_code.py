@@ -55,7 +55,8 @@ def interpreter(folder: Path, minor: int, code: int = 0) -> str:
 
 
 def from_pex(python: str, path: Path, root: Path) -> DaemonCode:
-    return DaemonCode((python, "-I", str(path)), {"PEX_ROOT": f"{root}/.producerd-pex", "PEX_IGNORE_RCFILES": "1"})
+    variables = {"PEX_ROOT": f"{root}/.producerd-pex", "PEX_IGNORE_RCFILES": "1", "PEX_EMIT_WARNINGS": "0"}
+    return DaemonCode((python, "-I", str(path)), variables)
 
 
 def test_a_command_is_taken_as_it_is(files: Path) -> None:
