@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Final, ParamSpec, TypeVar
+from math import inf
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from producerd.errors import ProtocolError
 from producerd.runtime.logs import get_logger
@@ -13,7 +14,7 @@ from producerd.wire.protocol import Event
 from producerd.wire.protocol import Protocol as Wire
 
 log = get_logger("producerd.session")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
 
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
@@ -30,13 +31,13 @@ STOOD_STILL_SECONDS: Final = 0.05
 """Lateness of a timer from which the session assumes that the loop, or the whole daemon, did not run."""
 
 
-def understood(read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+def understood(read: Callable[[Unpack[Ts]], R], *arguments: Unpack[Ts]) -> R:
     """Return what ``read`` makes of a client's bytes.
 
     If ``read`` itself fails on the bytes, only that client's session ends.
     """
     try:
-        return read(*arguments, **options)
+        return read(*arguments)
     except ProtocolError:
         raise
     except Exception as error:
@@ -78,15 +79,14 @@ class ClientSocket:
 
     def events(self, has_time: Callable[[], bool]) -> Iterator[Event]:
         """Yield what has come, until the turn is over.  ``puts_off`` then shows whether messages are left."""
-        handled = 0
-        while self._transport is not None and (self._wire.reads_body or not self.is_choked):
-            is_over = handled == MESSAGES_OF_A_TURN or not has_time()
-            if is_over and not self._wire.reads_body and len(self._wire.unread) >= messages.HEADER.size:
+        wire, handled = self._wire, 0
+        while self._transport is not None and (wire.reads_body or not self.is_choked):
+            if wire.has_more and (handled == MESSAGES_OF_A_TURN or not has_time()):
                 self.puts_off = not self._transport.is_closing()
                 if self.puts_off:
                     self._transport.pause_reading()
                 return
-            if (event := understood(self._wire.next_event)) is None:
+            if (event := understood(wire.next_event)) is None:
                 break
             handled += 1
             yield event
@@ -143,25 +143,51 @@ class ClientDeadline:
         self, late: Callable[[str, str, float], None], is_put_off: Callable[[], bool], put_off_seconds: float
     ) -> None:
         self._late, self._is_put_off, self._put_off_seconds = late, is_put_off, put_off_seconds
-        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._awaited: _Awaited | None = None
+        self._timer: asyncio.TimerHandle | None = None  # it may ring too early: setting it again takes longer
+        self._rings_at = inf
 
     def expect(self, what: str, has_not: str, seconds: float, *, again: bool = False) -> None:
         """Wait for this from now on, and for nothing else."""
-        self.stop()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, self._passed, what, has_not, seconds, loop.time() + seconds, again)
+        due = self._loop.time() + seconds
+        self._awaited = _Awaited(what, has_not, seconds, due, again)
+        if due < self._rings_at:
+            self._ring_at(due)
 
     def stop(self) -> None:
-        """Wait for nothing."""
+        """Wait for nothing until the next `expect`."""
+        self._awaited = None
+
+    def end(self) -> None:
+        """Wait for nothing any more, and leave no timer, which would keep the client's memory."""
+        self.stop()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
-    def _passed(self, what: str, has_not: str, seconds: float, due: float, again: bool) -> None:
-        stood_still_seconds = asyncio.get_running_loop().time() - due
-        if self._is_put_off() and not again:
-            self.expect(what, has_not, self._put_off_seconds, again=True)
-        elif stood_still_seconds > STOOD_STILL_SECONDS and not again:
-            self.expect(what, has_not, min(seconds, stood_still_seconds), again=True)
+    def _ring_at(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._rings_at = self._loop.call_at(due, self._rings), due
+
+    def _rings(self) -> None:
+        self._timer, self._rings_at = None, inf
+        if (awaited := self._awaited) is None:
+            return
+        stood_still_seconds = self._loop.time() - awaited.due
+        if stood_still_seconds < 0:
+            self._ring_at(awaited.due)
+        elif self._is_put_off() and not awaited.again:
+            self.expect(awaited.what, awaited.has_not, self._put_off_seconds, again=True)
+        elif stood_still_seconds > STOOD_STILL_SECONDS and not awaited.again:
+            self.expect(awaited.what, awaited.has_not, min(awaited.seconds, stood_still_seconds), again=True)
         else:
-            self._late(what, has_not, seconds)
+            self._late(awaited.what, awaited.has_not, awaited.seconds)
+
+
+class _Awaited(NamedTuple):
+    what: str
+    has_not: str
+    seconds: float
+    due: float
+    again: bool

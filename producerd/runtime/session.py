@@ -371,7 +371,7 @@ class Session(asyncio.BufferedProtocol):
     def _let_go(self) -> None:
         """Release what the session holds when it ends: its reservations, and its share in every open stream."""
         now = self._loop.time()
-        self._deadline.stop()
+        self._deadline.end()
         self._wire.stop()
         self._frames.give_up(now)
         for opened in self._opened.values():

@@ -19,7 +19,8 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Union
+from functools import cached_property
+from typing import Final, NamedTuple, Union
 
 from producerd.errors import ProtocolError
 
@@ -41,7 +42,7 @@ KNOWN_FLAGS: Final = FLAG_RESENT | FLAG_HASH_KEYS | FLAG_VALIDITY
 Buffer = Union[bytes, bytearray, memoryview]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layout:
     """The size of a body: records, and the bytes of each column.  RESERVE announces it, and the body must repeat it."""
 
@@ -51,7 +52,7 @@ class Layout:
     hash_key_bytes: int = 0
     flags: int = 0
 
-    @property
+    @cached_property
     def charge_bytes(self) -> int:
         """Bytes that the frame counts against limits: keys, data and hash keys, 32 for each record, and 1 KiB."""
         return (
@@ -81,8 +82,7 @@ class Layout:
             raise ProtocolError("a column over 2 GiB")
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """A received body, as views of its columns.  Nothing is copied."""
 
     frame_id: int

@@ -26,14 +26,20 @@ from producerd.wire import messages
 from producerd.wire.messages import MessageType as M
 
 
-class Side(Enum):
+class _State(Enum):
+    """An enumeration whose members are found in tables by their identity: `Enum` hashes their names, in Python."""
+
+    __hash__ = object.__hash__
+
+
+class Side(_State):
     """The two sides of a session."""
 
     CLIENT = "client"
     DAEMON = "daemon"
 
 
-class SessionState(Enum):
+class SessionState(_State):
     """The states of a session, in the order in which it passes through them."""
 
     CONNECTED = "connected"
@@ -42,7 +48,7 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
-class FrameState(Enum):
+class FrameState(_State):
     """The states of a frame.  A frame is IDLE before its RESERVE and after its end."""
 
     IDLE = "idle"
@@ -135,7 +141,7 @@ class Machine:
         self.state = state
 
     def _step_frame(self, type_: M, frame_id: int) -> None:
-        old = self.frame_state(frame_id)
+        old = self._frames.get(frame_id, _F.IDLE)
         new = FRAME[self.side].get((old, type_))
         if new is None:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which is {old.value}")

@@ -53,6 +53,11 @@ class Protocol:
         return self._body is not None
 
     @property
+    def has_more(self) -> bool:
+        """Whether the header of a message is here that is in no event yet."""
+        return self._body is None and self._end - self._at >= HEADER.size
+
+    @property
     def unread(self) -> memoryview:
         """The bytes that have come and are in no event yet, except a body's."""
         return memoryview(self._control)[self._at : self._end]
