@@ -115,8 +115,9 @@ class ClientFrames:
 
     def look_again(self) -> None:
         """Have streams look whether their frames that wait may be received now."""
-        for opened in {opened: None for opened, _, _ in self._waiting.values()}:
-            opened.stream.listen_again()
+        if self._waiting:
+            for opened in {opened: None for opened, _, _ in self._waiting.values()}:
+                opened.stream.listen_again()
 
     def grant(self, opened: SessionStream, ticket: Ticket) -> None:
         """Send the GRANT of a ticket, and wait for its body."""
@@ -181,11 +182,10 @@ class ClientFrames:
         self.look_again()
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
         end = frame.result()
-        rows = end.records, end.stored, end.not_stored, end.unknown, end.returned
-        sends = end.retries, end.throttled, end.possible_duplicates, end.spread_keys
-        codes = tuple(messages.RowCode(each.outcome, each.code, each.message, each.maybe_stored) for each in end.codes)
-        ack = messages.Ack(frame.frame_id, *rows, *sends, end.bitmap, end.code_rows, codes, end.judged)
-        self._socket.send(ack)
+        codes = tuple(
+            [messages.RowCode(each.outcome, each.code, each.message, each.maybe_stored) for each in end.codes]
+        )
+        self._socket.send(messages.Ack(frame.frame_id, *end[:9], end.bitmap, end.code_rows, codes, end.judged))
 
     # ---- inside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Final, NamedTuple, TypeVar, TypeVarTuple, Unpack
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple
 
 from producerd.errors import ProtocolError
 from producerd.runtime.logs import get_logger
@@ -31,7 +31,7 @@ STOOD_STILL_SECONDS: Final = 0.05
 """Lateness of a timer from which the session assumes that the loop, or the whole daemon, did not run."""
 
 
-def understood(read: Callable[[Unpack[Ts]], R], *arguments: Unpack[Ts]) -> R:
+def understood(read: Callable[[*Ts], R], *arguments: *Ts) -> R:
     """Return what ``read`` makes of a client's bytes.
 
     If ``read`` itself fails on the bytes, only that client's session ends.
@@ -80,7 +80,7 @@ class ClientSocket:
     def events(self, has_time: Callable[[], bool]) -> Iterator[Event]:
         """Yield what has come, until the turn is over.  ``puts_off`` then shows whether messages are left."""
         wire, handled = self._wire, 0
-        while self._transport is not None and (wire.reads_body or not self.is_choked):
+        while self._transport is not None and (not self.is_choked or wire.reads_body):
             if wire.has_more and (handled == MESSAGES_OF_A_TURN or not has_time()):
                 self.puts_off = not self._transport.is_closing()
                 if self.puts_off:

@@ -237,7 +237,7 @@ class Session(asyncio.BufferedProtocol):
             if self._frames.submit(event, takes_good=self.client.takes_good):
                 self.host.shares.will_deliver(self.client.peer, event.layout.records)
         else:
-            self.host.shares.count(self.client.peer, messages.number_of(event))
+            self.host.shares.count(self.client.peer, event)
             _HANDLERS[type(event)](self, event)
 
     def _hello(self, hello: messages.Hello) -> None:

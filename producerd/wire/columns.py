@@ -18,8 +18,7 @@ import itertools
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Union
 
 from producerd.errors import ProtocolError
@@ -44,31 +43,32 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 @dataclass
 class Layout:
-    """The size of a body: records, and the bytes of each column.  RESERVE announces it, and the body must repeat it."""
+    """The size of a body: records, and the bytes of each column.  RESERVE announces it, and the body must repeat it.
+
+    Nothing changes it.  It is not frozen because a frozen one takes three times as long to make.
+    """
 
     records: int
     key_bytes: int
     data_bytes: int
     hash_key_bytes: int = 0
     flags: int = 0
+    charge_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes that the frame counts against limits: keys, data and hash keys, 32 for each record, and 1 KiB."""
+    body_bytes: int = field(init=False, repr=False, compare=False)
+    """Bytes in the payload of the BODY message: always fewer than `charge_bytes`, which covers the buffer."""
 
-    @cached_property
-    def charge_bytes(self) -> int:
-        """Bytes that the frame counts against limits: keys, data and hash keys, 32 for each record, and 1 KiB."""
-        return (
-            self.key_bytes
-            + self.data_bytes
-            + self.hash_key_bytes
-            + RECORD_CHARGE_BYTES * self.records
-            + FRAME_CHARGE_BYTES
-        )
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes in the payload of the BODY message: always fewer than `charge_bytes`, which covers the buffer."""
+    def __post_init__(self) -> None:
+        column_bytes = self.key_bytes + self.data_bytes + self.hash_key_bytes
+        self.charge_bytes = column_bytes + RECORD_CHARGE_BYTES * self.records + FRAME_CHARGE_BYTES
         offsets = OFFSET_BYTES * (self.records + 1) * (3 if self.flags & FLAG_HASH_KEYS else 2)
         validity = (self.records + 7) // 8 if self.flags & FLAG_VALIDITY else 0
-        return PREFIX.size + offsets + validity + self.key_bytes + self.data_bytes + self.hash_key_bytes
+        self.body_bytes = PREFIX.size + offsets + validity + column_bytes
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """Its fields, in order."""
+        return self.records, self.key_bytes, self.data_bytes, self.hash_key_bytes, self.flags
 
     def check(self) -> None:
         """Raise ProtocolError unless a frame can have these numbers."""
@@ -96,31 +96,42 @@ class Body(NamedTuple):
     hash_keys: memoryview | None
 
 
-def parse_body(payload: Buffer, flags: int) -> Body:
-    """Cut the payload of a BODY into its columns.  Raise ProtocolError if its length is not the one in its prefix."""
+def parse_body(payload: Buffer, flags: int, expected: Layout | None = None) -> Body:
+    """Cut the payload of a BODY into its columns.  Raise ProtocolError if its length is not the one in its prefix.
+
+    If its layout is ``expected``, none is made.
+    """
     view = memoryview(payload)
     if len(view) < PREFIX.size:
         raise ProtocolError(f"a body of {len(view)} bytes is shorter than its prefix")
     frame_id, records, key_bytes, data_bytes, hash_key_bytes = PREFIX.unpack_from(view)
-    layout = Layout(records, key_bytes, data_bytes, hash_key_bytes, flags)
-    layout.check()
+    sizes = records, key_bytes, data_bytes, hash_key_bytes, flags
+    if expected is not None and sizes == expected.sizes:
+        layout = expected
+    else:
+        layout = Layout(*sizes)
+        layout.check()
     if len(view) != layout.body_bytes:
         raise ProtocolError(f"a body of {len(view)} bytes where its prefix says {layout.body_bytes}")
-    at = PREFIX.size
-
-    def take(count: int) -> memoryview:
-        nonlocal at
-        at += count
-        return view[at - count : at]
-
+    hashed, marked = flags & FLAG_HASH_KEYS, flags & FLAG_VALIDITY
     offsets = OFFSET_BYTES * (records + 1)
-    hashed = bool(flags & FLAG_HASH_KEYS)
-    key_offsets, data_offsets = take(offsets), take(offsets)
-    hash_key_offsets = take(offsets) if hashed else None
-    validity = take((records + 7) // 8) if flags & FLAG_VALIDITY else None
-    keys, data = take(key_bytes), take(data_bytes)
-    hash_keys = take(hash_key_bytes) if hashed else None
-    return Body(frame_id, layout, key_offsets, data_offsets, hash_key_offsets, validity, keys, data, hash_keys)
+    a = PREFIX.size + offsets
+    b = a + offsets
+    c = b + offsets if hashed else b
+    d = c + (records + 7) // 8 if marked else c
+    e = d + key_bytes
+    f = e + data_bytes
+    return Body(
+        frame_id,
+        layout,
+        key_offsets=view[PREFIX.size : a],
+        data_offsets=view[a:b],
+        hash_key_offsets=view[b:c] if hashed else None,
+        validity=view[c:d] if marked else None,
+        keys=view[d:e],
+        data=view[e:f],
+        hash_keys=view[f:] if hashed else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class FrameState(_State):
 
 
 _S, _F = SessionState, FrameState
+_IDLE: Final = FrameState.IDLE
+_RESERVE: Final = M.RESERVE
 
 SESSION: Final[dict[tuple[SessionState, M], SessionState]] = {
     (_S.CONNECTED, M.HELLO): _S.GREETED,
@@ -101,6 +103,7 @@ class Machine:
     def __init__(self, side: Side, window_frames: int) -> None:
         self.side = side
         self._peer = Side.DAEMON if side is Side.CLIENT else Side.CLIENT
+        self._next_of_frame = FRAME[side]
         self.window_frames = window_frames
         self.state = SessionState.CONNECTED
         self._frames: dict[int, FrameState] = {}
@@ -129,10 +132,12 @@ class Machine:
 
     def check_receives(self, type_: M) -> None:
         """Raise ProtocolError if the other side never sends this type of message."""
-        _check_sender(self._peer, type_)
+        if SENDER.get(type_, self._peer) is not self._peer:
+            raise _from_the_wrong_side(self._peer, type_)
 
     def _step(self, sender: Side, type_: M, frame_id: int) -> None:
-        _check_sender(sender, type_)
+        if SENDER.get(type_, sender) is not sender:
+            raise _from_the_wrong_side(sender, type_)
         state = SESSION.get((self.state, type_))
         if state is None:
             raise ProtocolError(f"{type_.name} while the session is {self.state.value}")
@@ -141,27 +146,27 @@ class Machine:
         self.state = state
 
     def _step_frame(self, type_: M, frame_id: int) -> None:
-        old = self._frames.get(frame_id, _F.IDLE)
-        new = FRAME[self.side].get((old, type_))
+        frames = self._frames
+        old = frames.get(frame_id, _IDLE)
+        new = self._next_of_frame.get((old, type_))
         if new is None:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which is {old.value}")
-        if type_ is M.RESERVE:
+        if type_ is _RESERVE:
             if frame_id <= self.last_frame_id:
                 raise ProtocolError(f"RESERVE of frame {frame_id} after frame {self.last_frame_id}")
-            if len(self._frames) >= self.window_frames:
+            if len(frames) >= self.window_frames:
                 raise ProtocolError(f"RESERVE of frame {frame_id} passes the window of {self.window_frames} frames")
             self.last_frame_id = frame_id
         elif not 0 < frame_id <= self.last_frame_id:
             raise ProtocolError(f"{type_.name} of frame {frame_id}, which was never reserved")
-        if new is FrameState.IDLE:
-            self._frames.pop(frame_id, None)
+        if new is _IDLE:
+            frames.pop(frame_id, None)
         else:
-            self._frames[frame_id] = new
+            frames[frame_id] = new
 
 
-def _check_sender(sender: Side, type_: M) -> None:
-    if SENDER.get(type_, sender) is not sender:
-        raise ProtocolError(f"{type_.name} from the {sender.value}")
+def _from_the_wrong_side(sender: Side, type_: M) -> ProtocolError:
+    return ProtocolError(f"{type_.name} from the {sender.value}")
 
 
 def frame_id_of(message: messages.Message) -> int:

@@ -439,10 +439,10 @@ class Schema:
 
 def _values_of(named: list[Field]) -> Callable[[Message], tuple[Any, ...]]:
     """Return a function that returns a message's values of these fields."""
-    names = [field.name for field in named]
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda message: tuple([getattr(message, name) for name in names])
+    if not named:
+        return lambda message: ()  # noqa: ARG005
+    get = attrgetter(*[field.name for field in named])
+    return get if len(named) > 1 else lambda message: (get(message),)
 
 
 class Header(NamedTuple):
@@ -464,20 +464,16 @@ def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
         raise ProtocolError(f"unknown message type {number}")
     if zero:
         raise ProtocolError(f"{type_.name}: reserved header bytes are {zero:#x}, not 0")
-    if flags and type_ not in (MessageType.BODY, MessageType.RESERVE):
-        raise ProtocolError(f"{type_.name}: unknown flags {flags:#x}")
-    if flags & ~KNOWN_FLAGS:
-        raise ProtocolError(f"{type_.name}: unknown frame flags {flags:#x}")
+    if flags:
+        if type_ not in (MessageType.BODY, MessageType.RESERVE):
+            raise ProtocolError(f"{type_.name}: unknown flags {flags:#x}")
+        if flags & ~KNOWN_FLAGS:
+            raise ProtocolError(f"{type_.name}: unknown frame flags {flags:#x}")
     if payload_bytes > MAX_CONTROL_BYTES and type_ is not MessageType.BODY:
         bound = MAX_ACK_BYTES if type_ in (MessageType.ACK, MessageType.FIGURES) else MAX_CONTROL_BYTES
         if payload_bytes > bound:
             raise ProtocolError(f"{type_.name}: a payload of {payload_bytes} bytes passes {bound}")
     return Header(type_, flags, payload_bytes)
-
-
-def number_of(message: Message) -> MessageType:
-    """Return the type of a message."""
-    return SCHEMAS[type(message)].number
 
 
 def body_header(layout: Layout) -> bytes:
@@ -513,9 +509,7 @@ def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")
     reader = _Reader(memoryview(payload), header)
-    required = [*reader.unpack(schema.head)]
-    for field in schema.required:
-        required.append(reader.field(field.kind))
+    required = [*reader.unpack(schema.head), *[reader.field(field.kind) for field in schema.required]]
     values: dict[str, Any] = {}
     while reader.left:
         tag, size = reader.unpack(TAG)

@@ -363,7 +363,13 @@ def test_a_row_that_is_taken_for_an_aggregate_and_is_none_is_a_failure_of_ours()
         sorted_of([rows], even_map(1))
 
 
-def test_small_frames_are_hashed_together_and_large_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("small_records", "at_once"),
+    [(0, [10, 2, 10, 10, 5]), (2, [12, 10, 10, 5]), (5, [12, 10, 15]), (10, [37])],
+)
+def test_small_frames_are_hashed_together_and_large_ones_alone(
+    monkeypatch: pytest.MonkeyPatch, small_records: int, at_once: list[int]
+) -> None:
     """Each row has the hash key of its own key all the same, also where one of them is long."""
     hashed: list[int] = []
 
@@ -373,12 +379,13 @@ def test_small_frames_are_hashed_together_and_large_ones_alone(monkeypatch: pyte
 
     monkeypatch.setattr(sorting, "hash_keys", hash_keys)
     monkeypatch.setattr(sorting, "LEAST_TEXTS", 10)
+    monkeypatch.setattr(sorting, "SMALL_RECORDS", small_records)
     monkeypatch.setattr(md5, "LEAST_TEXTS", 10)
     keys = [b"%d" % number * (1 + 8 * (number % 9 == 8)) for number in range(37)]
     ends = [*accumulate((9, 1, 2, 10, 9, 1, 5))]
     frames = [rows_of([(key, b"data", None) for key in keys[a:b]]) for a, b in pairwise([0, *ends])]
     result = sorted_of(frames, even_map(3))
-    assert hashed == [10, 2, 10, 10, 5]
+    assert hashed == at_once
     each = [content(span, at) for _, span in result.spans for at in range(span.first, span.last)]
     assert {key: number for key, _, number, _ in each} == {key: hash_of(key.decode(), None) for key in keys}
 

@@ -320,7 +320,7 @@ async def test_what_the_loop_does_for_a_client_counts_against_its_user(
     peer, now = Peer(12, 7, 0), 1.0
     monkeypatch.setattr(module, "peer_of", lambda _: peer)
     spent: list[tuple[Peer | None, float]] = []
-    counted: list[tuple[Peer | None, MessageType]] = []
+    counted: list[tuple[Peer | None, messages.Message]] = []
     monkeypatch.setattr(host.shares, "clock", lambda: now)
     monkeypatch.setattr(host.shares, "has_time", lambda *_: True)
     monkeypatch.setattr(host.shares, "spend", lambda *each: spent.append(each))
@@ -334,7 +334,7 @@ async def test_what_the_loop_does_for_a_client_counts_against_its_user(
     session.resume_writing()
     await asyncio.sleep(0)
     assert spent[2:] == [(peer, 3.0)]
-    assert counted == [(peer, MessageType.HELLO), (peer, MessageType.FLUSH)]
+    assert counted == [(peer, messages.Hello(1, 1)), (peer, messages.Flush())]
 
 
 @pytest.mark.parametrize("has_time_again", [True, False])

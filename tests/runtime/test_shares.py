@@ -15,7 +15,7 @@ from producerd.runtime.users import shares as module
 from producerd.runtime.users.peers import Peer
 from producerd.runtime.users.shares import ALONE, WITH_OTHERS, LoopShares
 from producerd.wire import messages
-from producerd.wire.messages import MessageType
+from producerd.wire.columns import Layout
 from tests.daemon import one, until_on_loop
 from tests.runtime.stand_ins import StandInHost, opened, put, tell
 
@@ -294,7 +294,7 @@ def test_a_flood_is_reported_once_a_minute_with_its_process(
 ) -> None:
     """A thousand messages a second are a flood, unless they are about records."""
 
-    def say(peer: Peer | None, message: MessageType, times: int, now: float) -> None:
+    def say(peer: Peer | None, message: messages.Message, times: int, now: float) -> None:
         loop.now = now
         for _ in range(times):
             loop.shares.count(peer, message)
@@ -302,18 +302,18 @@ def test_a_flood_is_reported_once_a_minute_with_its_process(
     assert module.MOST_MESSAGES == 60_000
     most = 100
     monkeypatch.setattr(module, "MOST_MESSAGES", most)
-    say(PEER, MessageType.CANCEL, most - 1, 59.75)
-    say(PEER, MessageType.CANCEL, most - 1, 60.0)
-    say(OTHER, MessageType.STATUS, most - 1, 60.0)
-    say(PEER, MessageType.RESERVE, 1_000, 60.0)  # records may come in any number of frames
+    say(PEER, messages.Cancel(1), most - 1, 59.75)
+    say(PEER, messages.Cancel(1), most - 1, 60.0)
+    say(OTHER, messages.Status(1), most - 1, 60.0)
+    say(PEER, messages.Reserve(1, 1, Layout(1, 0, 0)), 1_000, 60.0)  # records may come in any number of frames
     assert not log
-    say(PEER, MessageType.OPEN, 2, 119.75)
+    say(PEER, messages.Open(1, "s"), 2, 119.75)
     (line,) = log
     assert line["event"] == "clients flood the daemon"
     assert (line["uid"], line["pid"], line["log_level"]) == (1, PEER.pid, "warning")
     assert line["command"] == Path(f"/proc/{PEER.pid}/comm").read_text().strip()
-    say(PEER, MessageType.STATUS, most - 1, 120.0)
-    say(None, MessageType.STATUS, most, 120.0)
+    say(PEER, messages.Status(1), most - 1, 120.0)
+    say(None, messages.Status(1), most, 120.0)
     assert [(line["uid"], line["command"]) for line in log[1:]] == [(None, "")]
 
 

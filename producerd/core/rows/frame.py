@@ -7,7 +7,6 @@ rows is bounded by the number of the frame's rows.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +21,8 @@ MAX_CODES: Final = 256
 """Most lines in an acknowledgement's code table (docs/build/protocol.md)."""
 MAX_COPIES: Final = 2**32 - 1
 """The largest ``possible_duplicates`` of an acknowledgement.  Rows that are sent for days may have more copies."""
+
+_NONE_ENDED: Final = dict.fromkeys(Outcome, 0)
 
 
 class RowEnd(NamedTuple):
@@ -38,8 +39,7 @@ class RowEnd(NamedTuple):
     judged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FrameResult:
+class FrameResult(NamedTuple):
     """The content of an acknowledgement (docs/build/protocol.md, "The acknowledgement")."""
 
     records: int
@@ -111,7 +111,7 @@ class Frame:
         self.records = rows.records
         self.charge_bytes = charge_bytes
         self.unsettled = rows.records
-        self.tallies = dict.fromkeys(Outcome, 0)
+        self.tallies = _NONE_ENDED.copy()
         self.retries = 0
         self.throttled = 0
         self.possible_duplicates = 0
@@ -229,24 +229,20 @@ class Frame:
         """Return the content of its acknowledgement.  Only valid when it is `finished`."""
         if not self.finished:
             raise AssertionError("a frame is acknowledged before its last row has settled")
-        bitmap = code_rows = b""
-        if self._code_of_row is not None:
-            failed = self._code_of_row >= 0
-            bitmap = np.packbits(failed, bitorder="little").tobytes()
-            if len(self._codes) > 1:
-                code_rows = self._code_of_row[failed].astype("<u2").tobytes()
+        tallies = self.tallies
+        stored = self.records, tallies[Outcome.STORED]
+        sends = self.retries, self.throttled, min(self.possible_duplicates, MAX_COPIES), self.spread_keys
+        if self._code_of_row is None:
+            return FrameResult(*stored, 0, 0, 0, *sends, b"", b"", (), b"")
+        failed = self._code_of_row >= 0
         return FrameResult(
-            records=self.records,
-            stored=self.tallies[Outcome.STORED],
-            not_stored=self.tallies[Outcome.NOT_STORED],
-            unknown=self.tallies[Outcome.UNKNOWN],
-            returned=self.tallies[Outcome.RETURNED],
-            retries=self.retries,
-            throttled=self.throttled,
-            possible_duplicates=min(self.possible_duplicates, MAX_COPIES),
-            spread_keys=self.spread_keys,
-            bitmap=bitmap,
-            code_rows=code_rows,
+            *stored,
+            tallies[Outcome.NOT_STORED],
+            tallies[Outcome.UNKNOWN],
+            tallies[Outcome.RETURNED],
+            *sends,
+            bitmap=np.packbits(failed, bitorder="little").tobytes(),
+            code_rows=self._code_of_row[failed].astype("<u2").tobytes() if len(self._codes) > 1 else b"",
             codes=tuple(self._codes),
             judged=_bits([end.judged for end in self._codes]),
         )

@@ -1,8 +1,8 @@
 """Check a frame's columns on the loop thread: offsets, lengths, UTF-8, hash keys.
 
 Wrong *offsets* raise ProtocolError, which ends the session.  A wrong *row* is marked as bad, with a reason that never
-quotes its data.  All checks work on whole columns, with one exception.  If some key of a frame is not UTF-8, a loop
-over its keys finds the bad ones.
+quotes its data.  All checks work on whole columns, with two exceptions.  The rows of a small frame are looked at one by
+one, and if some key of a frame is not UTF-8, a loop over its keys finds the bad ones.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _AGGREGATE_REFUSED: Final = (
 _UNDELIVERABLE: Final = (
     "data is an aggregated record that consumers are not handed: {reason}. Send its records as rows of their own"
 )
+FEW_ROWS: Final = 32
+"""Most rows of a frame that are looked at one by one."""
 _MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
 
 
@@ -65,10 +67,11 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
     - ``takes_aggregates``: given aggregates are good rows, which the daemon later splits by shard.  If it stored one
       as it is, a consumer might drop it although the daemon has acknowledged it.
     """
+    if (few := _few_plain_rows(body, max_record_bytes)) is not None:
+        return few
     records = body.layout.records
     key_offsets = _offsets(body.key_offsets, body.layout.key_bytes, "key")
     data_offsets = _offsets(body.data_offsets, body.layout.data_bytes, "data")
-    # For small frames np.diff and np.flatnonzero take more time in their Python wrappers than in the work itself.
     key_lengths, data_lengths = key_offsets[1:] - key_offsets[:-1], data_offsets[1:] - data_offsets[:-1]
     bad: list[FaultyRows] = []
 
@@ -115,6 +118,30 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
         null_keys=int(np.count_nonzero(key_lengths == 0)),
         aggregates=aggregates.astype(np.int32) if takes_aggregates and len(aggregates) else None,
     )
+
+
+def _few_plain_rows(body: Body, max_record_bytes: int) -> CheckedRows | None:
+    """Return the rows of a small frame in which nothing needs a closer look, or None.
+
+    It is quicker than the checks of whole columns, which take some 25 µs however few rows there are.
+    """
+    layout, records = body.layout, body.layout.records
+    if records > FEW_ROWS or body.validity is not None or body.hash_keys is not None or not bytes(body.keys).isascii():
+        return None
+    key_offsets, data_offsets = np.frombuffer(body.key_offsets, "<i4"), np.frombuffer(body.data_offsets, "<i4")
+    key_at = data_at = null_keys = 0
+    keys_at, datas_at = key_offsets.tolist(), data_offsets.tolist()
+    if keys_at.pop(0) or datas_at.pop(0) or keys_at[-1] != layout.key_bytes or datas_at[-1] != layout.data_bytes:
+        return None
+    for key_end, data_end in zip(keys_at, datas_at, strict=True):
+        key_bytes, data_bytes = key_end - key_at, data_end - data_at
+        if not 0 <= key_bytes <= MAX_KEY_CHARACTERS or not 0 <= data_bytes <= max_record_bytes - key_bytes:
+            return None
+        if bytes(body.data[data_at : data_at + len(MAGIC)]) == MAGIC:
+            return None
+        null_keys += not key_bytes
+        key_at, data_at = key_end, data_end
+    return CheckedRows(records, body.keys, key_offsets, body.data, data_offsets, None, None, (), null_keys)
 
 
 def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:

@@ -30,6 +30,12 @@ SPAN_BYTES: Final = 256 * 1024
 SHARED_BYTES: Final = 64 * 1024
 """Largest charge of a buffer that holds spans of several shards."""
 
+SMALL_RECORDS: Final = 500
+SMALL_BYTES: Final = 64 * 1024
+"""Most records, and most bytes of data, of a frame that is joined with others: their copy takes less time than each
+frame's share of the sort."""
+MOST_JOINED: Final = 1_000
+
 
 class SortedRows(NamedTuple):
     """The result of `sort_rows`: a job and its spans, each with the index of its shard in the map."""
@@ -43,7 +49,7 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
 
     Leaves out bad rows.  Rows without a key get random hash keys, which ``seed`` determines.
     """
-    checked = [frame.rows for frame in frames if frame.rows is not None]
+    checked = _join_small([frame.rows for frame in frames if frame.rows is not None])
     high, low, explicit, aggregates = _hashes(checked, seed)
     good = _good(checked)
     shards = shard_map.locate(high, low)
@@ -134,7 +140,7 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
 
 
 def _hash_keys(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
-    """Hash the partition keys.  Keys of small frames are hashed together, which takes half the time."""
+    """Hash the partition keys.  Keys of frames with few rows are hashed together, which takes half the time."""
     groups: list[list[CheckedRows]] = [[]]
     records = 0
     for rows in frames:
@@ -143,17 +149,46 @@ def _hash_keys(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
             records = 0
         groups[-1].append(rows)
         records += rows.records
-    highs, lows = zip(*map(_hash_keys_together, groups), strict=True)
+    highs, lows = zip(*[hash_keys(*_join_keys(group)) for group in groups], strict=True)
     return np.concatenate(highs), np.concatenate(lows)
 
 
-def _hash_keys_together(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
-    if len(frames) == 1:
-        return hash_keys(frames[0].keys, frames[0].key_offsets)
-    keys = b"".join([rows.keys[rows.key_offsets[0] : rows.key_offsets[-1]] for rows in frames])
-    offsets = np.zeros(sum([rows.records for rows in frames]) + 1, np.int32)
-    np.concatenate([rows.key_offsets[1:] - rows.key_offsets[:-1] for rows in frames]).cumsum(out=offsets[1:])
-    return hash_keys(memoryview(keys), offsets)
+def _join_small(frames: Sequence[CheckedRows]) -> list[CheckedRows]:
+    """Return the same rows with small frames joined, because each frame takes some fixed time, whatever its size."""
+    joined: list[CheckedRows] = []
+    run: list[CheckedRows] = []
+    for rows in frames:
+        plain = rows.hash_keys is None and not rows.bad and rows.aggregates is None
+        if not plain or rows.records > SMALL_RECORDS or len(rows.data) > SMALL_BYTES:
+            joined += [*_join(run), rows]
+            run = []
+        else:
+            run.append(rows)
+            if len(run) == MOST_JOINED:
+                joined += _join(run)
+                run = []
+    return joined + _join(run)
+
+
+def _join(run: Sequence[CheckedRows]) -> list[CheckedRows]:
+    if len(run) < 2:
+        return [*run]
+    records, null_keys = sum([rows.records for rows in run]), sum([rows.null_keys for rows in run])
+    data = _join_columns([rows.data for rows in run], [rows.data_offsets for rows in run])
+    return [CheckedRows(records, *_join_keys(run), *data, None, None, (), null_keys)]
+
+
+def _join_keys(run: Sequence[CheckedRows]) -> tuple[memoryview, I32]:
+    return _join_columns([rows.keys for rows in run], [rows.key_offsets for rows in run])
+
+
+def _join_columns(values: Sequence[memoryview], offsets: Sequence[I32]) -> tuple[memoryview, I32]:
+    if len(values) == 1:
+        return values[0], offsets[0]
+    begins = np.repeat(np.cumsum([0, *map(len, values[:-1])]), [len(each) - 1 for each in offsets])
+    joined = np.zeros(len(begins) + 1, np.int32)
+    joined[1:] = np.concatenate([each[1:] for each in offsets]) + begins
+    return memoryview(b"".join(values)), joined
 
 
 def _parse_given(hash_keys: memoryview, offsets: I32, given: Bool) -> tuple[U64, U64]:

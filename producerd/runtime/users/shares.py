@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from producerd.runtime.logs import get_logger
 from producerd.runtime.users.peers import Peer
-from producerd.wire.messages import MessageType
+from producerd.wire import messages
 
 log = get_logger("producerd")
 
@@ -43,7 +43,7 @@ RECORD_SECONDS: Final = 0.000_001
 measured, so that floods of frames slow other users by less than twice (`./dev bench abuse`)."""
 BREACH_SECONDS: Final = 0.005
 """Time that counts for a breach of the protocol, which no honest client commits.  It is chosen likewise."""
-FLOOD_MESSAGES: Final = frozenset({MessageType.STATUS, MessageType.CANCEL, MessageType.OPEN})
+FLOOD_MESSAGES: Final = (messages.Status, messages.Cancel, messages.Open)
 """Messages that bring no record closer to its stream.  Clients need few of them."""
 MOST_MESSAGES: Final = 60_000
 """The daemon reports a user whose clients send more such messages in `FLOOD_SECONDS`."""
@@ -75,15 +75,15 @@ class LoopShares:
 
     def has_time(self, peer: Peer | None, began: float) -> bool:
         """Return whether a client that the loop serves since ``began`` may go on.  If not, it calls `put_off`."""
-        uid, now = _uid(peer), self.clock()
-        share = self._share_of(uid, now)
+        uid, now, share = self._look_at(peer)
         return self._used_at(uid, now, share) + now - began < share.at_once_seconds
 
     def spend(self, peer: Peer | None, began: float) -> None:
         """Count that the loop has served a client since ``began``."""
-        uid, now = _uid(peer), self.clock()
-        self._add(uid, self._share_of(uid, now), now - began, now)
-        self._forget_silent(now)
+        uid, now, share = self._look_at(peer)
+        self._add(uid, share, now - began, now)
+        if len(self._used) > 1:
+            self._forget_silent(now)
 
     def put_off(self, peer: Peer | None, go_on: Callable[[], None]) -> None:
         """Call ``go_on`` when the user has time again, after what was put off before for the same user."""
@@ -91,9 +91,9 @@ class LoopShares:
         self._put_off.setdefault(uid, deque()).append(go_on)
         self._serve_later(uid)
 
-    def count(self, peer: Peer | None, message: MessageType) -> None:
+    def count(self, peer: Peer | None, message: messages.Message) -> None:
         """Count a message, and report a flood of messages without records at most once a minute."""
-        if message not in FLOOD_MESSAGES:
+        if not isinstance(message, FLOOD_MESSAGES):
             return
         now = self.clock()
         if now >= self._counts_from + FLOOD_SECONDS:
@@ -115,16 +115,24 @@ class LoopShares:
 
     def expect(self, peer: Peer | None, seconds: float) -> None:
         """Count time that `spend` will not measure, if others may have to wait for it."""
-        uid, now = _uid(peer), self.clock()
-        if (share := self._share_of(uid, now)) is not ALONE:
+        uid, now, share = self._look_at(peer)
+        if share is not ALONE:
             self._add(uid, share, seconds, now)
 
     # ---- inside
 
     def _add(self, uid: int | None, share: Share, seconds: float, now: float) -> None:
         used = min(share.at_once_seconds + MOST_DEBT_SECONDS, self._used_at(uid, now, share) + seconds)
-        self._used.pop(uid, None)
+        if len(self._used) > 1:
+            self._used.pop(uid, None)  # to the end
         self._used[uid] = used, now
+
+    def _look_at(self, peer: Peer | None) -> tuple[int | None, float, Share]:
+        """Return the user, the time and the user's share now."""
+        uid, now = None if peer is None else peer.uid, self.clock()
+        if len(self._used) == 1 and uid in self._used:
+            return uid, now, self._alone
+        return uid, now, self._share_of(uid, now)
 
     def _share_of(self, uid: int | None, now: float) -> Share:
         for other, (_, at) in reversed(self._used.items()):  # the last, or the one before
