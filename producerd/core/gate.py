@@ -287,6 +287,14 @@ class AdmissionGate:
         """Grant tickets in their turn while there is room."""
         if self._pumping:
             return  # a session asks again from within its callback: the loop below goes on with its ticket
+        if self._waiting:
+            self._grant_waiting(now)
+        self.budget.node.want(self.budget, self._wanted_of_node())
+        self._clock(now)
+
+    # ---- inside
+
+    def _grant_waiting(self, now: float) -> None:
         self._pumping = True
         try:
             while self._waiting and (ticket := self._head()) is not None and self._has_room(ticket):
@@ -298,10 +306,6 @@ class AdmissionGate:
             self._refuse_those_without_room(now)
         finally:
             self._pumping = False
-        self.budget.node.want(self.budget, self._wanted_of_node())
-        self._clock(now)
-
-    # ---- inside
 
     def _refuse_those_without_room(self, now: float) -> None:
         """Refuse waiting tickets of a stream that accepts nothing, also those for which the queue has no room.
@@ -395,17 +399,19 @@ class AdmissionGate:
 
     def _too_large(self, ticket: Ticket) -> Refusal | None:
         layout = ticket.layout
-        max_bytes, max_records = self.largest_frame
-        if layout.records > 1 and (layout.charge_bytes > max_bytes or layout.records > max_records):
-            message = f"a frame of {layout.records} records and {layout.charge_bytes} bytes; cut it"
-            return Refusal(Code.TOO_LARGE, message, max_bytes, max_records)
-        record_bytes = layout.charge_bytes - FRAME_CHARGE_BYTES - RECORD_CHARGE_BYTES
-        if layout.records == 1 and record_bytes > MAX_RECORD_BYTES + RECORD_SLACK_BYTES:
-            return Refusal(
-                Code.RECORD_TOO_LARGE,
-                f"one record of {record_bytes} bytes passes Kinesis's {MAX_RECORD_BYTES} bytes a record",
-                judged=True,
-            )
+        if layout.records > 1:
+            max_bytes, max_records = self.largest_frame
+            if layout.charge_bytes > max_bytes or layout.records > max_records:
+                message = f"a frame of {layout.records} records and {layout.charge_bytes} bytes; cut it"
+                return Refusal(Code.TOO_LARGE, message, max_bytes, max_records)
+        else:
+            record_bytes = layout.charge_bytes - FRAME_CHARGE_BYTES - RECORD_CHARGE_BYTES
+            if record_bytes > MAX_RECORD_BYTES + RECORD_SLACK_BYTES:
+                return Refusal(
+                    Code.RECORD_TOO_LARGE,
+                    f"one record of {record_bytes} bytes passes Kinesis's {MAX_RECORD_BYTES} bytes a record",
+                    judged=True,
+                )
         if layout.charge_bytes > self.budget.limit_bytes:
             return Refusal(
                 Code.CONFIGURATION,

@@ -10,8 +10,8 @@ from typing import Final
 from producerd.config.tuning import Tuning
 from producerd.core.gate import Refusal, Ticket
 from producerd.core.rows.frame import Frame
-from producerd.errors import Code
-from producerd.runtime.client_socket import ClientDeadline, ClientSocket, understood
+from producerd.errors import Code, ProtocolError
+from producerd.runtime.client_socket import ClientDeadline, ClientSocket, unreadable
 from producerd.runtime.stream import Stream
 from producerd.wire import messages
 from producerd.wire.columns import Body
@@ -162,7 +162,12 @@ class ClientFrames:
     def submit(self, body: Body, *, takes_good: bool) -> bool:
         """Hand a whole frame to the pipeline.  Return False if its bad rows refuse it, which is answered at once."""
         assert self._granted is not None
-        rows = understood(self._granted[0].stream.check, body)
+        try:
+            rows = self._granted[0].stream.check(body)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            raise unreadable(error) from error
         opened, ticket = self._take_granted()
         charge_bytes = ticket.layout.charge_bytes
         frame = Frame(opened, ticket.frame_id, rows, charge_bytes, patient=ticket.patient, takes_good=takes_good)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Final, NamedTuple, TypeVar, TypeVarTuple
+from typing import Final, NamedTuple
 
 from producerd.errors import ProtocolError
 from producerd.runtime.logs import get_logger
@@ -14,8 +14,6 @@ from producerd.wire.protocol import Event
 from producerd.wire.protocol import Protocol as Wire
 
 log = get_logger("producerd.session")
-Ts = TypeVarTuple("Ts")
-R = TypeVar("R")
 
 WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 """Bytes of unread answers from which a session waits for its client.
@@ -31,18 +29,13 @@ STOOD_STILL_SECONDS: Final = 0.05
 """Lateness of a timer from which the session assumes that the loop, or the whole daemon, did not run."""
 
 
-def understood(read: Callable[[*Ts], R], *arguments: *Ts) -> R:
-    """Return what ``read`` makes of a client's bytes.
+def unreadable(error: Exception) -> ProtocolError:
+    """Return as a breach of the protocol that a client's bytes made a reader fail.
 
-    If ``read`` itself fails on the bytes, only that client's session ends.
+    Only that client's session ends.
     """
-    try:
-        return read(*arguments)
-    except ProtocolError:
-        raise
-    except Exception as error:
-        log.exception("a client's bytes could not be read", exc_text=False)
-        raise ProtocolError("these bytes could not be read; see the daemon's log") from error
+    log.exception("a client's bytes could not be read", exc_text=False)
+    return ProtocolError("these bytes could not be read; see the daemon's log")
 
 
 class ClientSocket:
@@ -86,7 +79,13 @@ class ClientSocket:
                 if self.puts_off:
                     self._transport.pause_reading()
                 return
-            if (event := understood(wire.next_event)) is None:
+            try:
+                event = wire.next_event()
+            except ProtocolError:
+                raise
+            except Exception as error:
+                raise unreadable(error) from error
+            if event is None:
                 break
             handled += 1
             yield event

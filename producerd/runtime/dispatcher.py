@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from producerd.core.encoding.entries import encode
+from producerd.core.encoding.entries import EncodedRequest, encode
 from producerd.core.filling import SortJob
 from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import SortedRows, sort_rows
@@ -69,7 +69,7 @@ class Dispatcher:
         self._gives_up = False
         self._touched: dict[Stream, None] = {}  # streams that may have work, in line
         self._held_back: dict[Stream, None] = {}  # streams with work, which the node's limit in flight holds back
-        self._timers: dict[Stream, asyncio.TimerHandle] = {}
+        self._timers: dict[Stream, tuple[float, asyncio.TimerHandle]] = {}  # and when they ring
         self._pump_scheduled = False
         self._inline_left = 0
 
@@ -115,8 +115,8 @@ class Dispatcher:
             getting_ready.cancel()
         self._touched.pop(stream, None)
         self._held_back.pop(stream, None)
-        if (timer := self._timers.pop(stream, None)) is not None:
-            timer.cancel()
+        if stream in self._timers:
+            self._timers.pop(stream)[1].cancel()
 
     def _pump(self) -> None:
         try:
@@ -154,9 +154,11 @@ class Dispatcher:
         work = take(stream.pipeline, now)
         if isinstance(work, Request):
             explicit = any(piece.span.buffer.explicit is not None for piece in work.pieces)
-            inline = self._does_inline(work.records, work.bytes, row_by_row=explicit)
-            self._free_workers -= not inline
-            self._spawn(self._carry(stream, work, inline), self._sending)
+            if self._does_inline(work.records, work.bytes, row_by_row=explicit):
+                self._spawn(self._carry(stream, work, self._encoded(stream, work)), self._sending)
+            else:
+                self._free_workers -= 1
+                self._spawn(self._carry(stream, work, None), self._sending)
         elif work is not None:
             checked = [frame.rows for frame in work.frames if frame.rows is not None]
             records, bytes_ = sum([rows.records for rows in checked]), sum([len(rows.data) for rows in checked])
@@ -202,17 +204,25 @@ class Dispatcher:
         return task
 
     def _set_timer(self, stream: Stream, now: float) -> None:
-        if (timer := self._timers.pop(stream, None)) is not None:
-            timer.cancel()
         due = stream.pipeline.next_time()
-        if due is not None and due > now:  # work that is due already waits for a worker or an answer
-            self._timers[stream] = self._loop.call_at(due, self.look_at, stream)
+        if due is None or due <= now:  # work that is due already waits for a worker or an answer
+            return
+        if stream in self._timers:
+            rings_at, timer = self._timers[stream]
+            if rings_at <= due:  # it may ring for nothing, which takes less time than to set it again each time
+                return
+            timer.cancel()
+        self._timers[stream] = due, self._loop.call_at(due, self._rings, stream)
 
-    async def _carry(self, stream: Stream, request: Request, inline: bool) -> None:
-        """Encode a request, send it and complete it."""
+    def _rings(self, stream: Stream) -> None:
+        del self._timers[stream]
+        self.look_at(stream)
+
+    async def _carry(self, stream: Stream, request: Request, encoded: EncodedRequest | Exception | None) -> None:
+        """Send a request and complete it.  Unless it is ``encoded``, have a worker do that."""
         outcome: Answer | RequestFailed = _GIVEN_UP
         try:
-            outcome = await self._send(stream, request, inline)
+            outcome = await self._send(stream, request, encoded)
             if isinstance(outcome, RequestFailed) and outcome.timed_out and request.timeouts + 1 == TIMEOUTS_TO_TELL:
                 shards = [lane.shard.shard_id for lane in request.lanes]
                 log.error(
@@ -235,14 +245,30 @@ class Dispatcher:
             self._held_back.clear()
             self.look_at(stream)
 
-    async def _send(self, stream: Stream, request: Request, inline: bool) -> Answer | RequestFailed:
-        kinesis, rules, sizes = self._kinesis[stream], stream.pipeline.rules.entries, request.aggregate_bytes
-        format_ = stream.pipeline.format_of(request, is_aws=kinesis.is_aws)
-        work = partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map, format_)
-        encoded = work() if inline else await self._in_worker(work)
-        stream.pipeline.encoded(request, encoded, self._loop.time())
-        self.look_at(stream)
-        return await kinesis.put_records(stream.address, encoded, request.timeout_seconds)
+    async def _send(
+        self, stream: Stream, request: Request, encoded: EncodedRequest | Exception | None
+    ) -> Answer | RequestFailed:
+        if encoded is None:
+            encoded = await self._in_worker(self._encoding(stream, request))
+            stream.pipeline.encoded(request, encoded, self._loop.time())
+            self.look_at(stream)
+        elif isinstance(encoded, Exception):
+            raise encoded
+        return await self._kinesis[stream].put_records(stream.address, encoded, request.timeout_seconds)
+
+    def _encoded(self, stream: Stream, request: Request) -> EncodedRequest | Exception:
+        """Encode a request here and now, or return why that failed."""
+        try:
+            encoded = self._encoding(stream, request)()
+            stream.pipeline.encoded(request, encoded, self._loop.time())
+        except Exception as error:
+            return error
+        return encoded
+
+    def _encoding(self, stream: Stream, request: Request) -> Callable[[], EncodedRequest]:
+        rules, sizes = stream.pipeline.rules.entries, request.aggregate_bytes
+        format_ = stream.pipeline.format_of(request, is_aws=self._kinesis[stream].is_aws)
+        return partial(encode, stream.address, request.numbered, rules, sizes, request.shard_map, format_)
 
     async def _sort(self, stream: Stream, job: SortJob) -> None:
         stream.pipeline.sorted(job, await self._in_worker(partial(_sort, stream.name, job)))

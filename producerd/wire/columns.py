@@ -121,16 +121,12 @@ def parse_body(payload: Buffer, flags: int, expected: Layout | None = None) -> B
     d = c + (records + 7) // 8 if marked else c
     e = d + key_bytes
     f = e + data_bytes
+    key_offsets, data_offsets = view[PREFIX.size : a], view[a:b]
+    hash_key_offsets = view[b:c] if hashed else None
+    validity = view[c:d] if marked else None
+    hash_keys = view[f:] if hashed else None
     return Body(
-        frame_id,
-        layout,
-        key_offsets=view[PREFIX.size : a],
-        data_offsets=view[a:b],
-        hash_key_offsets=view[b:c] if hashed else None,
-        validity=view[c:d] if marked else None,
-        keys=view[d:e],
-        data=view[e:f],
-        hash_keys=view[f:] if hashed else None,
+        frame_id, layout, key_offsets, data_offsets, hash_key_offsets, validity, view[d:e], view[e:f], hash_keys
     )
 
 

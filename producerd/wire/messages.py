@@ -509,7 +509,9 @@ def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")
     reader = _Reader(memoryview(payload), header)
-    required = [*reader.unpack(schema.head), *[reader.field(field.kind) for field in schema.required]]
+    required = [*reader.unpack(schema.head)]
+    for field in schema.required:
+        required.append(field.kind.read(reader) if field.kind.has_fixed_size else reader.field(field.kind))  # noqa: PERF401
     values: dict[str, Any] = {}
     while reader.left:
         tag, size = reader.unpack(TAG)

@@ -444,23 +444,29 @@ async def test_a_stream_whose_work_must_wait_is_not_looked_at_again_and_again(mo
         on.assert_all_ended_once()
 
 
-async def test_a_request_that_is_on_its_way_has_its_stream_looked_at() -> None:
+@pytest.mark.parametrize("inline_microseconds", [0, 16_000])
+async def test_a_request_that_is_encoded_has_its_stream_looked_at(
+    monkeypatch: pytest.MonkeyPatch, inline_microseconds: int
+) -> None:
     """Rows may have come back that did not fit, and the stream waits for the time when the request is slow."""
+    monkeypatch.setattr(module, "INLINE_MICROSECONDS", inline_microseconds)
     async with bench() as on:
         on.kinesis.answers.clear()
         settle, settled, before = on.stream.settle, 0, 0
+        encoded = on.stream.pipeline.encoded
 
         def count(now: float) -> bool:
             nonlocal settled
             settled += 1
             return settle(now)
 
-        def note() -> None:
+        def note(*arguments: Any) -> None:
             nonlocal before
             before = settled
+            encoded(*arguments)
 
         on.stream.settle = count  # type: ignore[method-assign]
-        on.kinesis.put = note
+        on.stream.pipeline.encoded = note  # type: ignore[method-assign]
         on.submit(rows(4))
         await until_on_loop(lambda: on.kinesis.requests == 1)
         await turn_over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -52,7 +53,7 @@ class Job:
 
     def __init__(self, frames: Sequence[Frame], order: I32, buffers: Sequence[SpanBuffer]) -> None:
         self.frames = tuple(frames)
-        self.starts = np.cumsum([0, *(frame.records for frame in frames)])
+        self.starts = np.array([0, *accumulate([frame.records for frame in frames])])
         self.order = order
         self.state = np.zeros(len(order), np.uint8)
         self.has_gaps = False

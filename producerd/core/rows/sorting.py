@@ -66,7 +66,9 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         keys = gather([(rows.keys, rows.key_offsets) for rows in checked], order)
         data = gather([(rows.data, rows.data_offsets) for rows in checked], order)
     sizes = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(np.diff(keys[1]) + np.diff(data[1]) + RECORD_CHARGE_BYTES, out=sizes[1:])
+    key_ends, data_ends = keys[1], data[1]
+    row_bytes = (key_ends[1:] - key_ends[:-1]) + (data_ends[1:] - data_ends[:-1])
+    (row_bytes + RECORD_CHARGE_BYTES).cumsum(out=sizes[1:])
     groups = list(_pack(_cut_spans(shards[order], sizes), sizes))
     hashes = (high[order], low[order])
     explicit = explicit[order] if explicit is not None else None
@@ -111,8 +113,8 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
         start, end = end, end + rows.records
         high, low = all_high[start:end], all_low[start:end]
         explicit, aggregates = all_explicit[start:end], all_aggregates[start:end]
-        null = rows.key_offsets[1:] == rows.key_offsets[:-1]
-        if null.any():
+        if rows.null_keys:
+            null = rows.key_offsets[1:] == rows.key_offsets[:-1]
             random = random or np.random.default_rng(seed)  # takes 20 µs, so only if a job needs it
             count = int(null.sum())
             high[null], low[null] = random.integers(0, 2**64, (2, count), dtype=np.uint64)
@@ -150,7 +152,7 @@ def _hash_keys(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
         groups[-1].append(rows)
         records += rows.records
     highs, lows = zip(*[hash_keys(*_join_keys(group)) for group in groups], strict=True)
-    return np.concatenate(highs), np.concatenate(lows)
+    return (np.concatenate(highs), np.concatenate(lows)) if len(groups) > 1 else (highs[0], lows[0])
 
 
 def _join_small(frames: Sequence[CheckedRows]) -> list[CheckedRows]:

@@ -133,7 +133,8 @@ class InFlight:
 
     def next_time(self) -> float:
         """Return when `find_slow` must be called because a request becomes slow or overdue; ``inf`` if none will."""
-        due = min([request.sent_at for request in self._watched], default=inf) + self._patience_seconds
+        oldest = next(iter(self._watched), None)
+        due = inf if oldest is None else oldest.sent_at + self._patience_seconds
         if self.nothing_passes:
             out = [request.sent_at for request in self._requests if self._may_become_overdue(request)]
             due = min(due, min(out, default=inf) + PROBE_SECONDS)
@@ -172,18 +173,20 @@ class InFlight:
     def find_slow(self, now: float) -> list[Lane]:
         """Find requests that have become slow or overdue.  Returns the lanes that may send again because of that."""
         lanes: list[Lane] = []
-        for request in [other for other in self._watched if now >= other.sent_at + self._patience_seconds]:
+        while (request := next(iter(self._watched), None)) is not None:
+            if now < request.sent_at + self._patience_seconds:
+                break
             del self._watched[request]
             request.slowed()
             for lane in request.lanes:
                 lane.slowed()
             lanes += request.lanes
-        for request in self._requests if self.nothing_passes else ():
-            if self._may_become_overdue(request) and now >= request.sent_at + PROBE_SECONDS:
-                self._overdue[request] = None
-                for lane in request.lanes:
+        for each in self._requests if self.nothing_passes else ():
+            if self._may_become_overdue(each) and now >= each.sent_at + PROBE_SECONDS:
+                self._overdue[each] = None
+                for lane in each.lanes:
                     lane.passed_over()
-                lanes += request.lanes
+                lanes += each.lanes
         return lanes
 
     def request_answered(self, request: Request, now: float) -> None:

@@ -130,6 +130,8 @@ class Sender:
 
     def _take(self, now: float) -> Request | None:
         """Start a request of rows that wait in lanes, or for a request of their own."""
+        if not (self.lanes.waiting or self.aside.has_alone or self.lanes.next_time() <= now):
+            return None  # as nearly always: each frame, request and answer has the daemon look here
         while self.has_room:
             in_flight = self.in_flight
             alone = self.aside.next_alone()

@@ -75,9 +75,12 @@ class ShardMap:
 
     def locate(self, high: U64, low: U64) -> I32:
         """Return the index in `shards` of the shard that owns each hash key."""
-        found = (np.searchsorted(self._start_high, high, side="right") - 1).astype(np.int32)
-        for row in np.flatnonzero(np.isin(high, self._ambiguous_high)).tolist():
-            found[row] = self.locate_one((int(high[row]) << 64) | int(low[row]))
+        if len(self.shards) == 1:
+            return np.zeros(len(high), np.int32)
+        found = (self._start_high.searchsorted(high, side="right") - 1).astype(np.int32)
+        if len(self._ambiguous_high):
+            for row in np.flatnonzero(np.isin(high, self._ambiguous_high)).tolist():
+                found[row] = self.locate_one((int(high[row]) << 64) | int(low[row]))
         return found
 
     def locate_one(self, hash_key: int) -> int:

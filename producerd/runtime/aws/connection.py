@@ -19,6 +19,8 @@ IDLE_SECONDS: Final = 60.0
 """Time after which a connection that serves no request is closed."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Largest answer, apart from its body; Kinesis sends less than 1 KB."""
+JOINED_BYTES: Final = 12 * 1024
+"""Largest body that is written together with its head: then both are one record of TLS, which has up to 16 KiB."""
 TOO_LARGE: Final = b""
 """The body of an answer that is larger than any of Kinesis's: no reader accepts it, and the status still counts."""
 NOT_HTTP: Final = (HttpParserError, HttpParserUpgrade)
@@ -87,7 +89,10 @@ class HttpConnection(asyncio.Protocol):
             self._expiry.cancel()
         self._answer = self._loop.create_future()
         self._parser, self._head_bytes, self._ends_with_connection = HttpResponseParser(self), 0, False
-        self._transports[-1].writelines((head, body))
+        if len(body) <= JOINED_BYTES:
+            self._transports[-1].write(b"".join((head, body)))
+        else:
+            self._transports[-1].writelines((head, body))
         try:
             return await self._answer
         finally:  # an idle connection keeps no answer, and a failed one is in no reference cycle
