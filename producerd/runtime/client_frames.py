@@ -167,7 +167,7 @@ class ClientFrames:
         except ProtocolError:
             raise
         except Exception as error:
-            raise unreadable(error) from error
+            raise unreadable() from error
         opened, ticket = self._take_granted()
         charge_bytes = ticket.layout.charge_bytes
         frame = Frame(opened, ticket.frame_id, rows, charge_bytes, patient=ticket.patient, takes_good=takes_good)

@@ -29,8 +29,8 @@ STOOD_STILL_SECONDS: Final = 0.05
 """Lateness of a timer from which the session assumes that the loop, or the whole daemon, did not run."""
 
 
-def unreadable(error: Exception) -> ProtocolError:
-    """Return as a breach of the protocol that a client's bytes made a reader fail.
+def unreadable() -> ProtocolError:
+    """Log that a client's bytes made a reader fail, and return it as a breach of the protocol.
 
     Only that client's session ends.
     """
@@ -84,7 +84,7 @@ class ClientSocket:
             except ProtocolError:
                 raise
             except Exception as error:
-                raise unreadable(error) from error
+                raise unreadable() from error
             if event is None:
                 break
             handled += 1

@@ -466,7 +466,7 @@ async def test_a_request_that_is_encoded_has_its_stream_looked_at(
             encoded(*arguments)
 
         on.stream.settle = count  # type: ignore[method-assign]
-        on.stream.pipeline.encoded = note  # type: ignore[method-assign]
+        monkeypatch.setattr(on.stream.pipeline, "encoded", note)
         on.submit(rows(4))
         await until_on_loop(lambda: on.kinesis.requests == 1)
         await turn_over()
