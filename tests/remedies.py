@@ -145,7 +145,7 @@ def events() -> Iterator[tuple[str, str]]:
 def event_table() -> str:
     """One line an event of the log at WARNING or ERROR: what to do."""
     found = set(events())
-    assert set(EVENTS) == {event for _, event in found}
+    assert set(EVENTS) == {event for _, event in found}, "EVENTS says what to do about each WARNING and ERROR"
     order = {event: place for place, event in enumerate(EVENTS)}
     lines = [f"| {level} | `{event}` | {EVENTS[event]} |" for level, event in sorted(found, key=lambda e: order[e[1]])]
     return "\n".join(["| level | event | what to do |", "|---|---|---|", *lines])

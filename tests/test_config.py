@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -554,7 +555,7 @@ def test_settings_as_text_say_where_each_came_from(file: Path, tmp_path: Path) -
     assert told["max_connections = 512"] == "default"
     assert told["queue_limit = 500"] == told["queue_limit = 5"] == f"file {file}"
     of_the_stream = text[text.index('[streams."a.b"]') :]
-    assert f"linger_seconds = 2              # defaults: file {file}" in of_the_stream
+    assert re.search(rf"^linger_seconds = 2 +# defaults: file {file}$", of_the_stream, re.MULTILINE)
     printed = tmp_path / "printed.toml"
     printed.write_text(text)
     assert load(printed, environ=NOBODY) == config

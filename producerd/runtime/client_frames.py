@@ -49,7 +49,7 @@ class SessionStream:
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
         """Send the refusal of a ticket."""
         if refusal.judged:
-            self.stream.rejected_records[refusal.code] += 1
+            self.stream.count_rejected(refusal.code)
         elif refusal.code not in (Code.TOO_LARGE, Code.DRAINING):  # after which the client sends it otherwise
             self.stream.count_refused(ticket.layout.records)
         self._frames.refuse(self, ticket.frame_id, refusal)

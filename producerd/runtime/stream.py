@@ -303,6 +303,10 @@ class Stream:
         self.pipeline.health.forget_refusal()
         self.report.refusal_forgotten()
 
+    def count_rejected(self, code: str) -> None:
+        """Count a record that the gate refused for its own sake."""
+        self.rejected_records[code] += 1
+
     def count_refused(self, records: int) -> None:
         """Count records whose frame the gate refused because of the stream."""
         self.refused_records += records

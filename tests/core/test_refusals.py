@@ -17,7 +17,7 @@ from tests.core.refusals import GRACE_SECONDS, WAYS, serve
 from tests.core.rows import even_map
 from tests.core.stories import BAD_HASH_KEY, BAD_KEY, BARE, INVALID, ODD, Desk, Sent, ends_of, on_the_wire
 
-pytestmark = pytest.mark.law("Judgement")
+pytestmark = pytest.mark.law("Verdicts")
 
 
 def judged_in(frame: Frame) -> set[int]:

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.memory import needed_bytes
-from producerd.core.failures import meaning_of
+from producerd.core.failures import Kind, meaning_of
 from producerd.core.gate import Refusal, Ticket
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
@@ -588,6 +588,7 @@ def test_every_decision_on_a_failure_has_its_label() -> None:
     meanings = [meaning_of(error) for error in [*re.findall(r"`(\w+)`", page), "whatever"]]
     judged = {Code.RECORD_INVALID, Code.RECORD_TOO_LARGE}
     assert {meaning.code for meaning in meanings} | judged == set(ERROR_CODES)
+    assert {meaning.code for meaning in meanings if meaning.kind is Kind.PERMANENT} <= set(FAILURE_REASONS)
 
 
 def test_records_are_counted_by_how_often_they_were_sent() -> None:

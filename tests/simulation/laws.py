@@ -267,12 +267,12 @@ class Laws:
     def rows_are_judged(self, frame: WatchedFrame, rows: list[int], end: RowEnd) -> None:
         """A row is left out only if it is bad itself, whatever its stream, its request or the way is refused for."""
         if end.code in (Code.RECORD_INVALID, Code.RECORD_TOO_LARGE) and not end.judged:
-            raise LawBroken("Judgement", f"clients of 0.2.0 leave out a row for {end}, and it was not judged")
+            raise LawBroken("Verdicts", f"clients of 0.2.0 leave out a row for {end}, and it was not judged")
         entries, limit_bytes = self.sim.pipeline.rules.entries, self.sim.stream.max_record_kib * 1024
         takes_aggregates = entries.aggregate and not entries.per_key
         for row in rows if end.judged else ():
             if frame.sent.rows[row].can_be_stored(limit_bytes, takes_aggregates=takes_aggregates):
-                raise LawBroken("Judgement", f"row {row} of frame {frame.frame_id} is good, and ended as {end}")
+                raise LawBroken("Verdicts", f"row {row} of frame {frame.frame_id} is good, and ended as {end}")
 
     def row_ends(self, frame: WatchedFrame, row: int, end: RowEnd) -> None:
         """Rows are given up for a reason that the run gave; without a TTL no row expires."""
