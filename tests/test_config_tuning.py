@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +14,25 @@ from producerd.config.tuning import TUNING, Tuning
 from producerd.errors import ConfigurationError
 
 pytestmark = pytest.mark.law("Config")
+PRINTED_BEFORE = """\
+max_streams_per_user = 0
+worker_threads = 1
+max_connections_per_user = 0
+max_frame_bytes = "1 MiB"
+max_frame_records = 10000
+session_window_bytes = "8 MiB"
+session_window_frames = 64
+body_timeout_seconds = 10
+[defaults]
+aggregate_max_records = 4294967295
+request_max_records = 500
+max_in_flight_bytes = "32 MiB"
+connect_timeout_seconds = 5
+shard_map_wait_seconds = 10
+permanent_error_grace_seconds = 60
+first_contact_timeout_seconds = 60
+"""
+"""These settings as ``config print`` wrote them when there were such settings."""
 
 
 @pytest.mark.parametrize("name", sorted({*GONE, *(field.name for field in fields(Tuning))}))
@@ -28,12 +48,14 @@ def test_no_file_variable_or_option_changes_one(name: str, tmp_path: Path) -> No
 
 
 def test_a_file_that_names_the_constants_as_they_are_still_starts_a_daemon(tmp_path: Path) -> None:
-    """As ``config print`` of an earlier version wrote it."""
-    values = {name: getattr(TUNING, name, 0) for name in GONE if name != "transport"}
-    lines = "".join(f"{name} = {value}\n" for name, value in values.items())
+    named = set(re.findall(r"^(\w+) = ", PRINTED_BEFORE, re.MULTILINE))
+    assert named == set(GONE) - {"transport"}
     file = tmp_path / "producerd.toml"
-    file.write_text(f"{lines}[defaults]\n{lines}")
+    file.write_text(PRINTED_BEFORE)
     assert load(file, [], {}) == load(None, [], {})
+    file.write_text(PRINTED_BEFORE.replace("8 MiB", "9 MiB"))
+    with pytest.raises(ConfigurationError, match='session_window_bytes = "?9 MiB'):
+        load(file, [], {})
 
 
 def test_a_user_has_all_but_a_sixteenth_of_streams_and_connections() -> None:

@@ -33,7 +33,7 @@ from producerd.config.settings import (
 )
 from producerd.config.text import allowed, toml_value
 from producerd.config.tuning import TUNING
-from producerd.config.values import default_socket
+from producerd.config.values import default_socket, to_bytes
 from producerd.errors import ConfigurationError
 
 PREFIX: Final = "PRODUCERD_"
@@ -286,7 +286,8 @@ def _changes_nothing(name: str, value: object) -> bool:
     """
     constant = getattr(TUNING, name, 0 if name.endswith("_per_user") else None)
     with suppress(TypeError, ValueError):
-        return constant is not None and float(str(value)) == constant
+        given = to_bytes(value) if name.endswith("_bytes") else float(str(value))
+        return constant is not None and given == constant
     return False
 
 

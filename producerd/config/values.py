@@ -35,7 +35,7 @@ def _not_bool(value: object) -> object:
     return value
 
 
-def _to_bytes(value: object) -> object:
+def to_bytes(value: object) -> object:
     if not isinstance(value, str):
         return _not_bool(value)
     match = re.fullmatch(r"\s*([\d_]+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -145,8 +145,8 @@ def _blank_is_none(value: object) -> object:
 
 
 Count = Annotated[int, BeforeValidator(_not_bool)]
-Bytes = Annotated[int, BeforeValidator(_to_bytes)]
-MaybeBytes = Annotated[int | None, BeforeValidator(lambda value: None if value in (None, "") else _to_bytes(value))]
+Bytes = Annotated[int, BeforeValidator(to_bytes)]
+MaybeBytes = Annotated[int | None, BeforeValidator(lambda value: None if value in (None, "") else to_bytes(value))]
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Fraction = Annotated[float, BeforeValidator(_not_bool)]
 Mode = Annotated[int, BeforeValidator(_to_mode)]

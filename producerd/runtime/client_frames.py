@@ -9,7 +9,7 @@ from typing import Final
 
 from producerd.config.tuning import Tuning
 from producerd.core.gate import Refusal, Ticket
-from producerd.core.rows.frame import Frame
+from producerd.core.rows.frame import Frame, RowEnd
 from producerd.errors import Code, ProtocolError
 from producerd.runtime.client_socket import ClientDeadline, ClientSocket, unreadable
 from producerd.runtime.stream import Stream
@@ -74,6 +74,7 @@ class ClientFrames:
         report_blocked: Callable[[SessionStream, float], None],
     ) -> None:
         self._tuning = tuning
+        self._body_begins_seconds = min(BODY_BEGINS_SECONDS, tuning.body_timeout_seconds)
         self._socket, self._deadline, self._report_blocked = socket, deadline, report_blocked
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[SessionStream, Ticket, asyncio.TimerHandle]] = {}
@@ -125,8 +126,7 @@ class ClientFrames:
         self._granted = opened, ticket
         self._unacked[ticket.frame_id] = opened, ticket.layout.charge_bytes
         self._unacked_bytes += ticket.layout.charge_bytes
-        seconds = min(BODY_BEGINS_SECONDS, self._tuning.body_timeout_seconds)
-        self._deadline.expect("a body", "had not begun", seconds)
+        self._deadline.expect("a body", "had not begun", self._body_begins_seconds)
         self._socket.send(messages.Grant(ticket.frame_id))
 
     def refuse(self, opened: SessionStream, frame_id: int, refusal: Refusal) -> None:
@@ -187,9 +187,7 @@ class ClientFrames:
         self.look_again()
         opened.stream.gate.settled(opened.member, frame.records, frame.charge_bytes)
         end = frame.result()
-        codes = tuple(
-            [messages.RowCode(each.outcome, each.code, each.message, each.maybe_stored) for each in end.codes]
-        )
+        codes = tuple(map(_row_code, end.codes))
         self._socket.send(messages.Ack(frame.frame_id, *end[:9], end.bitmap, end.code_rows, codes, end.judged))
 
     # ---- inside
@@ -241,3 +239,7 @@ class ClientFrames:
         for opened in streams:
             self._withheld[opened] = None
             opened.stream.set_window(opened.member, self._loop.time(), is_full=True)
+
+
+def _row_code(end: RowEnd) -> messages.RowCode:
+    return messages.RowCode(end.outcome, end.code, end.message, end.maybe_stored)

@@ -150,7 +150,9 @@ class LoopShares:
 
     def _used_at(self, uid: int | None, now: float, share: Share) -> float:
         """Return the user's time that counts now."""
-        used, at = self._used.get(uid, (0.0, now))
+        if uid not in self._used:
+            return 0.0
+        used, at = self._used[uid]
         return max(0.0, used - (now - at) * share.part)
 
     def _serve_later(self, uid: int | None) -> None:
