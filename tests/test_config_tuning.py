@@ -54,7 +54,7 @@ def test_a_file_that_names_the_constants_as_they_are_still_starts_a_daemon(tmp_p
     file.write_text(PRINTED_BEFORE)
     assert load(file, [], {}) == load(None, [], {})
     file.write_text(PRINTED_BEFORE.replace("8 MiB", "9 MiB"))
-    with pytest.raises(ConfigurationError, match='session_window_bytes = "?9 MiB'):
+    with pytest.raises(ConfigurationError, match=r"session_window_bytes.*9 MiB"):
         load(file, [], {})
 
 

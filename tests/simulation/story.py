@@ -255,7 +255,8 @@ class Story:
             self.sim.kinesis.denied.add("ListShards")
         elif kind == "late":
             fault = Fault("error", status=400, code="LimitExceededException", action="ListShards")
-            self._while(0.0, random.choice([5.0, 20.0, inf]), fault)
+            lasts = random.choice([5.0, 20.0, inf])
+            self._while(0.0, min(lasts, 600.0) if self.rows.aggregates else lasts, fault)  # they wait for the list
         elif kind == "seldom":
             self.sim.kinesis.calls_per_second["ListShards"] = 0.05
         elif kind == "permanent":
