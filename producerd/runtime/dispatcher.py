@@ -20,7 +20,7 @@ from producerd.core.rows.frame import Frame
 from producerd.core.rows.sorting import SortedRows, sort_rows
 from producerd.core.sending.answers import Answer, RequestFailed
 from producerd.core.sending.requests import Request
-from producerd.core.turn import take
+from producerd.core.turn import settle, take
 from producerd.errors import Code
 from producerd.runtime.kinesis import Kinesis
 from producerd.runtime.logs import get_logger
@@ -132,7 +132,7 @@ class Dispatcher:
         self._pump_scheduled = False
         now = self._loop.time()
         for stream in list(self._touched):
-            stream.settle(now)
+            settle(stream.pipeline, stream.gate, now)
         self._inline_left = TURN_MICROSECONDS
         while self._touched and self._free_workers > 0 and self._inline_left > 0:
             stream = next(iter(self._touched))
@@ -143,6 +143,8 @@ class Dispatcher:
                 if stream.pipeline.held_by_node:
                     self._held_back[stream] = None
                 self._set_timer(stream, now)
+        for stream in self._touched:
+            stream.settle(now)
         if self._touched and self._inline_left <= 0:
             self._schedule_pump()  # after the sockets have had their turn
         self._settled()

@@ -53,26 +53,28 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
     high, low, explicit, aggregates = _hashes(checked, seed)
     good = _good(checked)
     shards = shard_map.locate(high, low)
-    if len(shard_map) > 1:
+    is_sorted = len(shard_map) == 1 or len(high) == 1
+    if not is_sorted:
         by_shard = np.argsort(shards.astype(np.uint16 if len(shard_map) < 65536 else np.uint32), kind="stable")
         order = (by_shard if good is None else by_shard[good[by_shard]]).astype(np.int32)
     else:
         order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)
     keys: Column
     data: Column
-    if len(checked) == 1 and good is None and (len(shard_map) == 1 or len(high) == 1):  # already sorted
+    hashes = high, low
+    if is_sorted and good is None and len(checked) == 1:
         keys, data = (checked[0].keys, checked[0].key_offsets), (checked[0].data, checked[0].data_offsets)
     else:
         keys = gather([(rows.keys, rows.key_offsets) for rows in checked], order)
         data = gather([(rows.data, rows.data_offsets) for rows in checked], order)
+        shards, hashes = shards[order], (high[order], low[order])
+        explicit = explicit[order] if explicit is not None else None
+        aggregates = aggregates[order] if aggregates is not None else None
     sizes = np.zeros(len(order) + 1, np.int64)
     key_ends, data_ends = keys[1], data[1]
     row_bytes = (key_ends[1:] - key_ends[:-1]) + (data_ends[1:] - data_ends[:-1])
     (row_bytes + RECORD_CHARGE_BYTES).cumsum(out=sizes[1:])
-    groups = list(_pack(_cut_spans(shards[order], sizes), sizes))
-    hashes = (high[order], low[order])
-    explicit = explicit[order] if explicit is not None else None
-    aggregates = aggregates[order] if aggregates is not None else None
+    groups = list(_pack(_cut_spans(shards, sizes), sizes))
     buffers = []
     for group in groups:
         first, last = group[0][1], group[-1][2]
@@ -86,9 +88,8 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         )
         buffers.append(buffer)
     job = Job(frames, order, buffers)
-    payload = sizes - RECORD_CHARGE_BYTES * np.arange(len(sizes))
     spans = [
-        (shard, Span(job, buffer, a, b, int(payload[b] - payload[a])))
+        (shard, Span(job, buffer, a, b, int(sizes[b] - sizes[a]) - RECORD_CHARGE_BYTES * (b - a)))
         for buffer, group in zip(buffers, groups, strict=True)
         for shard, a, b in group
     ]
@@ -213,6 +214,8 @@ def _good(frames: Sequence[CheckedRows]) -> Bool | None:
 
 def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Cut sorted rows into spans of one shard.  Returns (shard, first, last) of each span, in order."""
+    if len(shards) == 1:
+        return [(int(shards[0]), 0, 1)]
     spans = []
     edges = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)] if len(shards) else []
     for start, end in pairwise(edges):

@@ -234,7 +234,8 @@ class Sender:
 
     def _bring_back(self, now: float) -> None:
         """Return rows whose wait is over to their lanes."""
-        self.lanes.released(self.in_flight.find_slow(now))
+        if slow := self.in_flight.find_slow(now):
+            self.lanes.released(slow)
         while self._may_bring_back(now):
             self.aside.bring_back(now)
         if self.strays.next_time <= now:

@@ -62,7 +62,7 @@ class Strays:
     @property
     def next_time(self) -> float:
         """When the next wait for a map ends; ``inf`` if no row waits for one."""
-        return min([awaiting.until for awaiting in self._awaiting], default=inf)
+        return min([awaiting.until for awaiting in self._awaiting]) if self._awaiting else inf
 
     @property
     def awaiting(self) -> Iterator[Piece]:

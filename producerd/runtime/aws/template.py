@@ -17,7 +17,6 @@ from hashlib import sha256
 from typing import Final
 from urllib.parse import urlsplit
 
-from botocore.auth import SIGV4_TIMESTAMP
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.credentials import ReadOnlyCredentials
 
@@ -75,7 +74,7 @@ class RequestTemplate:
 
     def headers(self, encoded: EncodedRequest, now: datetime) -> dict[str, str]:
         """Return the headers of a request with this body, signed at ``now``, which is in UTC."""
-        date = now.strftime(SIGV4_TIMESTAMP)
+        date = now.isoformat(timespec="seconds")[:19].replace("-", "").replace(":", "") + "Z"  # strftime takes longer
         values = {**self._signs, _DATE: date, _DIGEST: encoded.sha256, _TYPE: encoded.content_type}
         return {
             **self._headers,
