@@ -1,4 +1,4 @@
-"""The bulk check finds the same bad rows as a check of each row.  Only impossible bytes end a session."""
+"""Both checks of a frame find the bad rows that the page names.  Only impossible bytes end a session."""
 
 from __future__ import annotations
 
@@ -110,12 +110,14 @@ DAMAGED_ROWS = st.lists(
 
 
 @settings(max_examples=400)
-@given(rows=ANY_ROWS | DAMAGED_ROWS, hashed=st.booleans())
-def test_the_bulk_check_agrees_with_a_check_of_each_row(
-    rows: list[tuple[bytes | None, bytes | None, bytes | None]], hashed: bool
+@given(rows=ANY_ROWS | DAMAGED_ROWS, hashed=st.booleans(), few_rows=st.sampled_from([0, intake.FEW_ROWS]))
+def test_both_checks_agree_with_the_page_about_each_row(
+    rows: list[tuple[bytes | None, bytes | None, bytes | None]], hashed: bool, few_rows: int
 ) -> None:
     keys, data, hashes = [key for key, _, _ in rows], [value for _, value, _ in rows], [given for _, _, given in rows]
-    checked = intake.check(make_body(lay_out(keys, data, hashes if hashed else None)), 1_100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intake, "FEW_ROWS", few_rows)
+        checked = intake.check(make_body(lay_out(keys, data, hashes if hashed else None)), 1_100)
     found = reasons_found(checked)
     for row, (key, value, hash_key) in enumerate(rows):
         got, reasons = found.get(row, set()), reasons_of(key or b"", value, (hashed and hash_key) or b"", 1_100)
@@ -213,12 +215,15 @@ def _sliced_body(keys: Any, data: Any, first: int, last: int) -> Body:
 def test_offsets_that_cannot_be_are_a_protocol_error(column: str, offsets: tuple[int, ...]) -> None:
     good = struct.pack("<4i", 0, 1, 3, 6)
     bad = struct.pack("<4i", *offsets)
-    columns = [bad if column == name else good for name in ("key", "data", "hash key")]
-    payload = PREFIX.pack(1, 3, 6, 6, 6) + b"".join(columns) + b"123456" * 3
     span = offsets[-1] - offsets[0]
     said = f"the {column} offsets (span {span} of 6 bytes|fall)$"
-    with pytest.raises(ProtocolError, match=said):
-        intake.check(parse_body(payload, FLAG_HASH_KEYS), 100)
+    for flags, names in ((0, ["key", "data"]), (FLAG_HASH_KEYS, ["key", "data", "hash key"])):
+        if column not in names:
+            continue
+        columns = [bad if column == name else good for name in names]
+        payload = PREFIX.pack(1, 3, 6, 6, 6 if flags else 0) + b"".join(columns) + b"123456" * len(names)
+        with pytest.raises(ProtocolError, match=said):
+            intake.check(parse_body(payload, flags), 100)
 
 
 def test_the_largest_offsets_that_can_be_are_taken() -> None:
