@@ -269,7 +269,7 @@ class Cancel:
     frame_id: U64
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowCode:
     """One line of the code table of an ACK: how some rows ended, and why.
 
