@@ -473,6 +473,23 @@ async def test_a_request_that_is_encoded_has_its_stream_looked_at(
         assert settled > before > 0
 
 
+async def test_a_timer_is_set_again_only_if_it_would_ring_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as on:
+        loop, set_for = asyncio.get_running_loop(), []
+        now, call_at = loop.time(), loop.call_at
+
+        def spy(when: float, *call: Any) -> asyncio.TimerHandle:
+            set_for.append(round(when - now))
+            return call_at(when, *call)
+
+        monkeypatch.setattr(loop, "call_at", spy)
+        for seconds in (50, 60, 40, 45):
+            monkeypatch.setattr(on.stream.pipeline, "next_time", lambda due=now + seconds: due)
+            on.dispatcher.look_at(on.stream)
+            await turn_over()
+        assert set_for == [50, 40]
+
+
 async def test_work_that_comes_before_it_runs_waits() -> None:
     errors: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))

@@ -25,8 +25,14 @@ class Timers:
         self.now = 0.0
         self.waiting: list[Timer] = []
 
+    def time(self) -> float:
+        return self.now
+
     def call_later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> Timer:
-        timer = Timer(self, self.now + seconds, call, arguments)
+        return self.call_at(self.now + seconds, call, *arguments)
+
+    def call_at(self, when: float, call: Callable[..., None], *arguments: Any) -> Timer:
+        timer = Timer(self, when, call, arguments)
         self.waiting.append(timer)
         return timer
 
