@@ -655,6 +655,11 @@ BREACHES: dict[str, tuple[Reach, Said, str]] = {
     "stream number 0": (opened, messages.Open(0, "clicks"), "OPEN of stream number 0, which is taken"),
     "a stream twice": (opened, messages.Open(2, "flights"), "OPEN of stream flights, which is open"),
     "a body without a grant": (opened, header(MessageType.BODY, BYTES), "a BODY that was not granted"),
+    "a body after its CANCEL": (
+        granted,
+        messages.encode(messages.Cancel(1)) + header(MessageType.BODY, BYTES),
+        "a BODY that was not granted",
+    ),
     "a body too long": (granted, header(MessageType.BODY, BYTES + 1), f"a BODY of {BYTES + 1} {NOT_GRANTED}"),
     "a body too short": (granted, header(MessageType.BODY, BYTES - 1), f"a BODY of {BYTES - 1} {NOT_GRANTED}"),
     "other flags": (granted, header(MessageType.BODY, BYTES, FLAG_HASH_KEYS), f"a BODY of {BYTES} {NOT_GRANTED}"),
