@@ -1,7 +1,8 @@
 """``./dev mutate [MODULE ...] [--seed S] [--count N] [--workers N] [--json]``: whether the tests notice small faults.
 
-Each fault is planted alone, in a copy of the tree.  Of the tests that reach it, first run the ones in files that import
-the module, then the others of its package, then the ones that run a whole daemon, until one fails.  A fault that no
+Each fault is planted alone, in a copy of the tree.  First run the tests that have noticed other faults of its function,
+then, of the tests that reach it, the ones in files that import the module, the others of its package, and the ones that
+run a whole daemon, until one fails.  A fault that no
 test notices survives: either a test is missing, or the fault changes nothing visible.  The second kind
 stands in ``tools/equivalents.toml``, with the reason.
 """

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
@@ -24,6 +25,8 @@ DAEMON = ("producerd/", "tests/runtime/")
 """Code that the daemon is made of, and the tests that run a daemon whole."""
 DOCUMENTS = "tests/test_docs.py"
 """It compares the documents with the settings, options and metrics of every package."""
+LIKELY = 8
+"""How many of the tests that have noticed most faults of a function run first: in nine cases of ten one notices."""
 TEST_SECONDS, FAULT_SECONDS = 180, 1_800
 """Longest time for one test, and for one run of pytest.  A fault that makes them take longer is caught."""
 
@@ -58,11 +61,30 @@ class FirstFailing(Protocol):
 
 
 class Reach:
-    """Which tests call which function, and how long each takes.  A file's tests are traced when first asked for."""
+    """Which tests call which function, how long each takes, and which have noticed faults.
+
+    A file's tests are traced when first asked for.
+    """
 
     def __init__(self) -> None:
         self._traced: dict[str, Ran] = {}
         self._lock = threading.Lock()
+        self._noticed: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by module and function
+
+    def note(self, planted: Planted, test: str) -> None:
+        """Note that a test has noticed a fault."""
+        with self._lock:
+            self._noticed[planted.fault.module, planted.fault.function][test] += 1
+
+    def likely(self, planted: Planted) -> list[str]:
+        """Return the tests that have noticed most of the other faults in this fault's function, or in its module."""
+        with self._lock:
+            of_function = self._noticed[planted.fault.module, planted.fault.function]
+            of_module = sum(
+                [count for (module, _), count in self._noticed.items() if module == planted.fault.module],
+                start=Counter(),
+            )
+        return [test for test, _ in (of_function or of_module).most_common(LIKELY)]
 
     def tests(self, loaded: Loaded, files: list[str], planted: Planted) -> list[str]:
         """Return the tests of these files that may notice a fault, the quickest first."""
@@ -140,9 +162,11 @@ class Trees:
                     return next(iter(loaded.run(left, TEST_SECONDS, fault, text).failed), "")
                 return self._failing(tree, [*tests, *(f"--deselect={test}" for test in left_out)])
 
-            for files in files_for(planted.fault.module, tree):
-                tests = self._reach.tests(loaded, files, planted) if in_memory else files
+            likely = self._reach.likely(planted) if in_memory else []
+            for files in [*([likely] if likely else []), *files_for(planted.fault.module, tree)]:
+                tests = self._reach.tests(loaded, files, planted) if in_memory and files is not likely else files
                 if noticed := self._first_by_the_fault(tests, first_failing):
+                    self._reach.note(planted, noticed)
                     return noticed
                 write(path, text)
             return ""
