@@ -1,9 +1,9 @@
 """Session: one client connection, from HELLO to the end of the socket.
 
 A session keeps its client within the window, and ends if HELLO or a body is not whole in time.  Its end never affects
-another session.  It reads a body straight into a buffer of the body's size.  Everything else passes through one small
-buffer of fixed size.  A session never waits: it handles bytes as they come in.  It writes its answers at once, when the
-gate grants a frame or when a frame ends.
+another session.  It reads a body straight into a buffer of the body's size.  Everything else, also a small body that
+comes at once, passes through one small buffer of fixed size.  A session never waits: it handles bytes as they come in.
+It writes its answers at once, when the gate grants a frame or when a frame ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stream: wires one stream's pipeline to its gate, and describes both to clients and operators."""
+"""Stream: one stream's pipeline behind its gate, with a verb for each thing that happens to it."""
 
 from __future__ import annotations
 
