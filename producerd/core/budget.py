@@ -99,15 +99,15 @@ class QueueBudget:
 
     def charge(self, records: int, charge_bytes: int) -> None:
         """Take room for a frame.  The caller has asked `fits` here and of the node in the same step."""
-        records += self.used_records
-        bytes_, node_bytes = self.used_bytes + charge_bytes, self.node.used_bytes + charge_bytes
-        if records > self.limit_records or bytes_ > self.limit_bytes:
+        if not self.fits(records, charge_bytes):
             raise AssertionError("admitted past the limit")
-        if node_bytes > self.node.limit_bytes:
+        if not self.node.fits(self, charge_bytes):
             raise AssertionError("admitted past the node's limit")
-        self.used_records, self.used_bytes, self.node.used_bytes = records, bytes_, node_bytes
-        self.peak_records = max(self.peak_records, records)
-        self.peak_bytes = max(self.peak_bytes, bytes_)
+        self.used_records += records
+        self.used_bytes += charge_bytes
+        self.peak_records = max(self.peak_records, self.used_records)
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        self.node.used_bytes += charge_bytes
 
     def release(self, records: int, charge_bytes: int) -> None:
         """Release room of rows that settled and of buffers that were released."""
