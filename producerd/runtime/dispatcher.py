@@ -143,7 +143,7 @@ class Dispatcher:
                 if stream.pipeline.held_by_node:
                     self._held_back[stream] = None
                 self._set_timer(stream, now)
-        for stream in self._touched:
+        for stream in list(self._touched):  # for which no worker is free, or no time
             stream.settle(now)
         if self._touched and self._inline_left <= 0:
             self._schedule_pump()  # after the sockets have had their turn

@@ -490,6 +490,27 @@ async def test_a_timer_is_set_again_only_if_it_would_ring_too_late(monkeypatch: 
         assert set_for == [50, 40]
 
 
+async def test_a_stream_that_settles_may_have_another_looked_at() -> None:
+    """Also in a turn that has no time for work: a session whose frame is acknowledged waits for another stream."""
+    async with bench() as on:
+        other = Stream("other", StreamSettings())
+        on.dispatcher.carry(other, on.kinesis)
+        settle, settled = on.stream.settle, Counter[str]()
+
+        def settle_and_touch(now: float) -> bool:
+            on.dispatcher.look_at(other)
+            settled["flights"] += 1
+            return settle(now)
+
+        await turn_over()  # both have been looked at
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(on.stream, "settle", settle_and_touch)
+            patch.setattr(module, "TURN_MICROSECONDS", 0)
+            on.dispatcher.look_at(on.stream)
+            await turn_over()
+        assert settled["flights"]
+
+
 async def test_work_that_comes_before_it_runs_waits() -> None:
     errors: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
