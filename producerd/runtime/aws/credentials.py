@@ -88,7 +88,7 @@ class RenewedCredentials:
     def has_helper(self, helper: bool) -> None:
         """Note whether a credential process is in the chain.  The renewal that is under way has that much time."""
         self._limit_seconds = HELPER_TIMEOUT_SECONDS if helper else RENEWAL_TIMEOUT_SECONDS
-        if self._limit is not None:
+        if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_seconds)
 
     def close(self) -> None:

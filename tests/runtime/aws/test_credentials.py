@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -461,6 +462,21 @@ async def test_a_walk_that_never_ends_is_given_up_and_begun_again(
                 await asked
         chain.walked.set()
         assert await key_of(credentials) == "A"
+
+
+async def test_a_walk_that_is_being_given_up_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEWAL_TIMEOUT_SECONDS", 0.005)
+    chain = Chain()
+    chain.walked.clear()
+    async with renewed(chain) as credentials:
+        asked = asyncio.create_task(key_of(credentials))
+        await until_on_loop(lambda: chain.walks == 1)
+        time.sleep(0.01)  # the loop stands still, so that the time is over  # noqa: ASYNC251
+        await asyncio.sleep(0)
+        credentials.has_helper(False)
+        with pytest.raises(CredentialsFailed, match="no answer in time"):
+            await asked
+        chain.walked.set()
 
 
 @pytest.mark.usefixtures("at_once")
