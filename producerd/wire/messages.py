@@ -476,6 +476,11 @@ def parse_header(data: bytes | bytearray | memoryview, at: int = 0) -> Header:
     return Header(type_, flags, payload_bytes)
 
 
+def number_of(message: Message) -> MessageType:
+    """Return the type of a message."""
+    return SCHEMAS[type(message)].number
+
+
 def body_header(layout: Layout) -> bytes:
     """Return the header of a BODY message.  The prefix and the columns follow it."""
     return HEADER.pack(MessageType.BODY, layout.flags, 0, layout.body_bytes)
@@ -509,9 +514,7 @@ def decode(header: Header, payload: bytes | bytearray | memoryview) -> Message:
     if schema is None or len(payload) != header.payload_bytes:
         raise ProtocolError(f"{header.type.name}: {len(payload)} payload bytes, not a message")
     reader = _Reader(memoryview(payload), header)
-    required = [*reader.unpack(schema.head)]
-    for field in schema.required:
-        required.append(field.kind.read(reader) if field.kind.has_fixed_size else reader.field(field.kind))  # noqa: PERF401
+    required = [*reader.unpack(schema.head), *[reader.field(field.kind) for field in schema.required]]
     values: dict[str, Any] = {}
     while reader.left:
         tag, size = reader.unpack(TAG)

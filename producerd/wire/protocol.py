@@ -71,7 +71,7 @@ class Protocol:
         """Return the bytes of a message that this side sends now."""
         data = messages.encode(message)
         frame_id = frame_id_of(message)
-        self.machine.sent(messages.SCHEMAS[type(message)].number, frame_id)
+        self.machine.sent(messages.number_of(message), frame_id)
         if isinstance(message, messages.Grant):
             self._granted = BodyBegins(frame_id, self._layouts.pop(frame_id))
         elif isinstance(message, messages.Refused):

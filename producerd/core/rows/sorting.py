@@ -35,6 +35,7 @@ SMALL_BYTES: Final = 64 * 1024
 """Most records, and most bytes of data, of a frame that is joined with others: their copy takes less time than each
 frame's share of the sort."""
 MOST_JOINED: Final = 1_000
+"""Most frames that are joined, so that the offsets of their rows fit in 32 bits."""
 
 
 class SortedRows(NamedTuple):

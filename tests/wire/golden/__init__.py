@@ -142,7 +142,7 @@ def read(path: Path) -> list[Golden]:
 
 def golden_messages() -> Iterator[Golden]:
     for message in MESSAGES:
-        name = messages.SCHEMAS[type(message)].number.name
+        name = messages.number_of(message).name
         without = bare(message)
         yield _golden(f"{name} with every field", message)
         if without != message:
