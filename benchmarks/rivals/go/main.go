@@ -6,7 +6,9 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"log"
+	"net/http"
 	"os"
 	"strconv"
 	"sync"
@@ -16,7 +18,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/kinesis"
 	"github.com/aws/aws-sdk-go-v2/service/kinesis/types"
-	"net/http"
 )
 
 const (
@@ -24,6 +25,17 @@ const (
 	requestBytes   = 4_000_000
 	inFlight       = 16
 )
+
+// A httpClient sends a request's body by its Read alone. The SDK closes a body once the answer's head is there, and from
+// then on the body's WriteTo fails with io.EOF, so that Go ends the connection before the answer is read.
+type httpClient struct{ pool kinesis.HTTPClient }
+
+func (client httpClient) Do(request *http.Request) (*http.Response, error) {
+	if request.Body != nil {
+		request.Body = struct{ io.ReadCloser }{request.Body}
+	}
+	return client.pool.Do(request)
+}
 
 type row struct {
 	key  string
@@ -38,7 +50,10 @@ func main() {
 	})
 	settings, err := config.LoadDefaultConfig(context.Background(), config.WithHTTPClient(pool))
 	check(err)
-	client := kinesis.NewFromConfig(settings, func(options *kinesis.Options) { options.BaseEndpoint = &endpoint })
+	client := kinesis.NewFromConfig(settings, func(options *kinesis.Options) {
+		options.BaseEndpoint = &endpoint
+		options.HTTPClient = httpClient{options.HTTPClient}
+	})
 	fmt.Println("ready")
 	told := bufio.NewScanner(os.Stdin)
 	for told.Scan() {
