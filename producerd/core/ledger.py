@@ -200,10 +200,12 @@ class Ledger:
             stored.setdefault(job, []).append(where)
         # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
-            for frame, records in job.records_by_frame(*runs):
-                self.stats.delivery_seconds.observe(now - frame.accepted_at, records)
+            pieces = job.records_by_frame(*runs)
+            self.stats.delivery_seconds.observe_all([(now - frame.accepted_at, records) for frame, records in pieces])
+            for frame, records in pieces:
                 frame.store(records)
-                self._finish(frame)
+                if not frame.unsettled:
+                    self._finish(frame)
         for span in spans:
             self.stats.attempts.observe(span.attempts + 1, span.last - span.first)
         self.stats.delivered(records_of(spans), sum([span.bytes for span in spans]), now)

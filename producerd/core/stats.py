@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -54,6 +54,14 @@ class Histogram:
         """Add a value this many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
+
+    def observe_all(self, values: Iterable[tuple[float, int]]) -> None:
+        """Add each of these values as many times as the number with it says."""
+        bounds, counts, total = self.bounds, self.counts, self.sum
+        for value, times in values:
+            counts[bisect_left(bounds, value)] += times
+            total += value * times
+        self.sum = total
 
     def observe_each(self, values: npt.NDArray[np.integer[Any]]) -> None:
         """Add each of these values once."""

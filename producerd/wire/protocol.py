@@ -147,7 +147,7 @@ class Protocol:
         if end > self._end:
             return begins
         self._at = end
-        return self._whole_body(memoryview(bytes(self._control[begin:end])))
+        return self._whole_body(memoryview(self._control[begin:end]))
 
     def read_body(self, buffer: memoryview) -> None:
         """Read the body that begins into ``buffer``, which has its size, first of all what is already here."""

@@ -167,15 +167,14 @@ class Job:
             yield held[int(places[start - first])], start, edge
             start = edge
 
-    def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
-        """Yield the frames of some rows, each with the number of these rows that it has."""
+    def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> list[tuple[Frame, int]]:
+        """Return the frames of some rows, each with the number of these rows that it has."""
         rows = [self.order[some] for some in positions]
         if len(self.frames) == 1:
-            yield self.frames[0], sum(map(len, rows))
-            return
+            return [(self.frames[0], sum(map(len, rows)))]
         counts = np.bincount(self.starts.searchsorted(np.concatenate(rows), side="right") - 1)
-        for place in counts.nonzero()[0].tolist():
-            yield self.frames[place], int(counts[place])
+        places = counts.nonzero()[0]
+        return [*zip(map(self.frames.__getitem__, places.tolist()), counts[places].tolist(), strict=True)]
 
     def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
         """Return the positions of a frame's rows from number ``from_row`` on."""

@@ -225,9 +225,10 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     alike[:, shards] = results[:, shards]
     if not answer.startswith(memoryview(expected)[: end - at], at):
         return None
-    column = np.ascontiguousarray(results[:, shards]).view(f"V{len(first[2])}")[:, 0]
+    column = np.ascontiguousarray(results[:, shards])
+    differs = (column[1:] != column[:-1]).any(axis=1)
     starts = np.append(
-        0, np.flatnonzero(column[1:] != column[:-1]) + 1
+        0, np.flatnonzero(differs) + 1
     )  # Kinesis answers in the order of entries, which are sorted by shard
     names = [column[row].tobytes() for row in starts]
     if not all(map(_NAME.fullmatch, names)):
