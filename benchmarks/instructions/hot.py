@@ -46,8 +46,6 @@ COUNTS: Final = 5
 """Number of repetitions.  The lower count of the last two is reported; the others warm up."""
 WALKED_RECORDS: Final = 28_000
 WARM_RECORDS: Final = 14_000
-SMALL_PART: Final = 0.03
-"""Share of these records that go in small frames, which take far longer."""
 _NOW: Final = 1_000.0
 _ADDRESS: Final = {"StreamName": STREAM}
 
@@ -153,18 +151,23 @@ PIECES: Final[dict[str, Callable[[], Work]]] = {
     "write a frame 100 B": partial(write_frame, 100),
 }
 WALKS: Final = {
-    f"walk {aggregation} {size}": Case(aggregation, record_bytes)
+    f"walk {aggregation} {size}": (Case(aggregation, record_bytes), WALKED_RECORDS, WARM_RECORDS)
     for aggregation in ("none", "kpl")
     for size, record_bytes in (("100 B", 100), ("1 KB", 1_024))
-} | {"walk a frame of one record": Case("none", frame_records=1)}
+} | {
+    "walk a frame of one record": (Case("none", frame_records=1), 840, 420),
+    "walk 200 frames of 20 records": (Case("none", sessions=8, frame_records=20), 4_000, 4_000),
+    "walk many shards": (Case("none", shards=256, frame_records=1_000, steady=True), WALKED_RECORDS, WALKED_RECORDS),
+}
+"""By name a walk, the records that are counted, and those that warm it up."""
 NAMES: Final = (*PIECES, *WALKS)
 
 
 def count(name: str, counter: Counter) -> float:
     """Return the cost of a record, in the counter's unit."""
-    if (case := WALKS.get(name)) is not None:
-        part = 1 if case.frame_records is None else SMALL_PART
-        return walk(case, counter, round(WALKED_RECORDS * part), round(WARM_RECORDS * part)).per_record
+    if (walked := WALKS.get(name)) is not None:
+        case, records, warm_records = walked
+        return walk(case, counter, records, warm_records).per_record
     counts = []
     for _ in range(COUNTS):
         work = PIECES[name]()

@@ -21,7 +21,7 @@ from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.job import MAYBE_CAUSES, Job
 from producerd.core.rows.spans import Span, records_of, runs_of
 from producerd.core.shards.hash_keys import I32
-from producerd.core.stats import StreamStats
+from producerd.core.stats import FEW_VALUES, StreamStats
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 
@@ -193,6 +193,7 @@ class Ledger:
     def store(self, spans: Sequence[Span], now: float) -> None:
         """Settle rows of a request as stored."""
         stored: dict[Job, list[slice]] = {}
+        delivery_seconds = self.stats.delivery_seconds
         for job, first, last in runs_of(spans):
             where = slice(first, last)
             job.settle_rows(first, last)
@@ -200,9 +201,13 @@ class Ledger:
             stored.setdefault(job, []).append(where)
         # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
-            pieces = job.records_by_frame(*runs)
-            self.stats.delivery_seconds.observe_all([(now - frame.accepted_at, records) for frame, records in pieces])
-            for frame, records in pieces:
+            places, counts = job.count_by_frame(*runs)
+            if not (few := len(places) < FEW_VALUES):
+                delivery_seconds.observe_each(now - job.accepted_at[places], counts)
+            for place, records in zip(places.tolist(), counts.tolist(), strict=True):
+                frame = job.frames[place]
+                if few:
+                    delivery_seconds.observe(now - frame.accepted_at, records)
                 frame.store(records)
                 if not frame.unsettled:
                     self._finish(frame)

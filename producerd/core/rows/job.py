@@ -28,6 +28,8 @@ QUEUED: Final = 0
 IN_REQUEST: Final = 1
 SETTLED: Final = 2
 
+_FIRST: Final = np.zeros(1, np.intp)
+
 
 class Job:
     """A batch of frames after sorting.  It guarantees that each row settles exactly once.
@@ -40,6 +42,7 @@ class Job:
     """
 
     __slots__ = (
+        "accepted_at",
         "buffers",
         "charge_bytes",
         "frames",
@@ -53,6 +56,7 @@ class Job:
 
     def __init__(self, frames: Sequence[Frame], order: I32, buffers: Sequence[SpanBuffer]) -> None:
         self.frames = tuple(frames)
+        self.accepted_at = np.array([frame.accepted_at for frame in frames])
         self.starts = np.array([0, *accumulate([frame.records for frame in frames])])
         self.order = order
         self.state = np.zeros(len(order), np.uint8)
@@ -167,14 +171,21 @@ class Job:
             yield held[int(places[start - first])], start, edge
             start = edge
 
-    def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> list[tuple[Frame, int]]:
-        """Return the frames of some rows, each with the number of these rows that it has."""
+    def count_by_frame(
+        self, *positions: slice | npt.NDArray[np.intp]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Return the places in ``frames`` of the frames that have some of these rows, and how many each has."""
         rows = [self.order[some] for some in positions]
         if len(self.frames) == 1:
-            return [(self.frames[0], sum(map(len, rows)))]
+            return _FIRST, np.array([sum(map(len, rows))])
         counts = np.bincount(self.starts.searchsorted(np.concatenate(rows), side="right") - 1)
         places = counts.nonzero()[0]
-        return [*zip(map(self.frames.__getitem__, places.tolist()), counts[places].tolist(), strict=True)]
+        return places, counts[places]
+
+    def records_by_frame(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
+        """Yield the frames of some rows, each with the number of these rows that it has."""
+        places, counts = self.count_by_frame(positions)
+        yield from zip(map(self.frames.__getitem__, places.tolist()), counts.tolist(), strict=True)
 
     def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
         """Return the positions of a frame's rows from number ``from_row`` on."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import sub
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -225,12 +227,14 @@ def stored(answer: bytes, entries: int) -> Stored | None:
     alike[:, shards] = results[:, shards]
     if not answer.startswith(memoryview(expected)[: end - at], at):
         return None
-    column = np.ascontiguousarray(results[:, shards])
-    differs = (column[1:] != column[:-1]).any(axis=1)
-    starts = np.append(
-        0, np.flatnonzero(differs) + 1
-    )  # Kinesis answers in the order of entries, which are sorted by shard
-    names = [column[row].tobytes() for row in starts]
+    # Kinesis answers in the order of entries, which are sorted by shard.  Names are compared as numbers of 8 bytes.
+    size = len(first[2])
+    padded = np.zeros((entries, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = results[:, shards]
+    of_eights = padded.view(np.uint64).T
+    differs = reduce(np.bitwise_or, [eights[1:] != eights[:-1] for eights in of_eights])
+    starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
+    names = [padded[row, :size].tobytes() for row in starts]
     if not all(map(_NAME.fullmatch, names)):
         return None
     places: dict[bytes, int] = {}
@@ -241,4 +245,5 @@ def stored(answer: bytes, entries: int) -> Stored | None:
             sequences.append(int(results[row, numbers].tobytes()))
     of_runs = np.fromiter(map(places.__getitem__, names), np.int32, len(names))
     shard_table = tuple([str(name, "ascii") for name in places])
-    return Stored(np.repeat(of_runs, np.diff(starts, append=entries)), shard_table, tuple(sequences))
+    runs = np.fromiter(map(sub, [*starts[1:], entries], starts), np.intp, len(starts))
+    return Stored(np.repeat(of_runs, runs), shard_table, tuple(sequences))
