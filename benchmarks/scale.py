@@ -32,6 +32,9 @@ FRAMES: Final = 1_000
 """Frames of a walk with small frames."""
 FRAME_RECORDS: Final = 1_000
 """Records of a frame in walks of other dimensions."""
+MICRO_BATCH_RECORDS: Final = 4_000
+TASKS: Final = 8
+"""Most tasks of a micro-batch at once, each with a client."""
 MIB: Final = 1024 * 1024
 AGGREGATE_BYTES: Final = 51_200
 QUEUE_BYTES: Final = 64 * MIB
@@ -84,6 +87,12 @@ def small_frames(aggregation: str, records: int) -> Walk:
     return _warmed(Case(aggregation, frame_records=records), min(RECORDS, FRAMES * records))
 
 
+def micro_batch(aggregation: str, frames: int) -> Walk:
+    # The same records in few frames or many, as from a micro-batch of few partitions or many.
+    case = Case(aggregation, sessions=min(frames, TASKS), frame_records=MICRO_BATCH_RECORDS // frames)
+    return _warmed(case, MICRO_BATCH_RECORDS)
+
+
 def _warmed(case: Case, records: int) -> Walk:
     return Walk(case, records, records // WARM_PART)
 
@@ -93,6 +102,7 @@ DIMENSIONS: Final = {
     "clients": Dimension((1, 4, 16, 64), 64, many_clients),
     "queue_percent": Dimension((0, 25, 50, 75, 100), 100, full_queue),
     "keys": Dimension((100, 1_000, 10_000, 100_000), 100_000, many_keys),
+    "micro_batch_frames": Dimension((4, 20, 200), 0, micro_batch),
     "frame_records": Dimension((10_000, 1_000, 100, 10, 1), 0, small_frames),
 }
 
