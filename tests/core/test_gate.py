@@ -70,6 +70,26 @@ def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_ho
     assert bool(caller.body) is (more == 1)
 
 
+def test_who_is_alone_may_fill_the_last_eighth_and_leaves_it_while_another_session_is_there() -> None:
+    gate = make_gate(limit_bytes=80_000)
+    caller, other = GateCaller(gate), GateCaller(gate)
+    for _ in range(8):
+        caller.take(10_000)
+    assert len(caller.grants) == 7
+    other.vanish()
+    assert len(caller.grants) == 8
+
+
+def test_room_is_wanted_for_a_frame_that_fits_nowhere_though_its_user_s_other_body_is_on_its_way() -> None:
+    gate = make_gate(limit_bytes=20_000)
+    caller, other = GateCaller(gate), GateCaller(gate)
+    caller.ask(2_000)
+    caller.ask(3_000)
+    assert not gate.wants_room(), "its own body comes first"
+    other.ask(19_000)
+    assert gate.wants_room()
+
+
 # ---- frames that are too large
 
 
@@ -79,6 +99,14 @@ def test_the_largest_frame_is_a_share_of_the_limit_and_never_less_than_one_recor
     for _ in range(4):
         GateCaller(gate)
     assert (gate.sessions, gate.largest_frame) == (4, (10_000, 1))
+
+
+def test_a_frame_of_exactly_the_largest_size_is_taken_and_one_with_a_byte_or_a_record_more_is_not() -> None:
+    gate = make_gate(limit_bytes=80_000, limit_records=200)
+    caller, _ = GateCaller(gate), GateCaller(gate)
+    for charge_bytes, records in ((20_001, 50), (20_000, 51), (20_000, 50)):
+        caller.take(charge_bytes, records)
+    assert ([*caller.refusals], caller.grants) == ([1, 2], [3])
 
 
 @pytest.mark.parametrize(

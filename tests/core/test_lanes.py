@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from producerd.core.diagnosis import Diagnosis, ShardState, fullest_of, others_have_room, shard_states
-from producerd.core.lanes.lane import MAX_REQUESTS_PER_LANE, Lane, Piece
+from producerd.core.lanes.lane import MAX_REQUESTS_OF_SLOW_LANE, MAX_REQUESTS_PER_LANE, Lane, Piece
 from producerd.core.lanes.lanes import FAULTY_ROWS, Lanes, as_raw, overlap
 from producerd.core.lanes.pacing import Allowance, Pacer
 from producerd.core.rows.job import Job
@@ -292,10 +292,15 @@ def test_what_a_pace_allows_in_entries_or_bytes_is_taken_and_the_others_fill_the
     assert rows_in(line.take()) == {"shard-0": 30, "shard-1": 70}
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("small_rows", [0, 5])
-def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no_other_lane(small_rows: int) -> None:
+def test_a_row_larger_than_the_bucket_goes_alone_when_that_is_full_and_delays_no_other_lane(
+    small_rows: int, slow: bool
+) -> None:
     line = Line(0, 0)
     line.fill(0, 1, size=300_000)
+    if slow:
+        line.lane(0).slowed()
     pacer = line.pacer(0)
     pacer.left, pacer.full_at = (10, 100_000), 7.0
     if small_rows:
@@ -406,6 +411,13 @@ def test_no_more_rows_of_distinct_keys_are_taken_than_the_bounds_allow(
     assert taken_of(keyed("ab", "cd", per_key=True, **rules)) == expected
 
 
+def test_where_keys_are_distinct_no_later_row_overtakes_one_that_is_too_large_for_the_request() -> None:
+    line = keyed("a", per_key=True, request_max_bytes=1_000)
+    for row in ((b"b", bytes(50_000), None), (b"c", b"", None)):
+        line.add([row])
+    assert taken_of(line) == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(("waiting", "first"), [(31, "ab"), (32, "a")])
 def test_a_row_is_found_behind_32_spans_that_wait_at_most(waiting: int, first: str) -> None:
     line = keyed("a", *["a"] * waiting, "b", per_key=True)
@@ -432,6 +444,8 @@ def test_of_several_holds_the_latest_counts_and_of_several_waits_for_a_map_the_s
     lane.await_map(7.5)
     lane.await_map(9.5)
     assert lane.ready_at(5.0) == 7.5
+    lane.take_all()
+    assert lane.ready_at(9.0) == inf, "it has no rows"
 
 
 @pytest.mark.parametrize("of", ["records", "bytes"])
@@ -448,8 +462,10 @@ def test_a_lane_is_paced_while_one_of_its_buckets_is_less_than_half_full(of: str
 def test_a_number_that_fell_is_the_one_that_later_numbers_are_compared_with() -> None:
     """A shard of a stream that was made again begins at lower numbers.  An answer that was overtaken is none."""
     lane = Lane(MERGED.shards[0], None)
-    read = [(lane.sequence_seen(*numbers), lane.sequence) for numbers in ((10, 0), (7, 0), (5, 10), (0, 5), (1, 5))]
-    assert read == [(False, 10), (False, 10), (True, 5), (False, 5), (True, 1)]
+    read = [
+        (lane.sequence_seen(*numbers), lane.sequence) for numbers in ((0, 0), (10, 0), (7, 0), (5, 10), (0, 5), (1, 5))
+    ]
+    assert read == [(False, 0), (False, 10), (False, 10), (True, 5), (False, 5), (True, 1)]
 
 
 def test_a_lane_without_a_pacer_waits_longer_after_each_answer_in_a_row_that_throttles_it() -> None:
@@ -490,6 +506,44 @@ def test_a_lane_that_timed_out_has_one_request_on_its_way() -> None:
     assert line.try_take(now=100.0) is None
     line.end(request)
     assert line.try_take(now=100.0) is not None
+
+
+def may_send(lane: Lane) -> bool:
+    return lane.ready_at(0.0) < inf
+
+
+def test_each_slow_request_makes_room_for_one_more_up_to_a_bound_until_it_ends() -> None:
+    lane = Line(1).lane(0)
+    for _ in range(MAX_REQUESTS_PER_LANE):
+        lane.request_began()
+    for _ in range(MAX_REQUESTS_OF_SLOW_LANE - MAX_REQUESTS_PER_LANE):
+        assert not may_send(lane)
+        lane.slowed()
+        assert may_send(lane)
+        lane.request_began()
+    lane.slowed()
+    assert not may_send(lane), "they are as many as a slow lane may have"
+    lane.request_left(slow=True)
+    assert may_send(lane)
+    for _ in range(MAX_REQUESTS_OF_SLOW_LANE - MAX_REQUESTS_PER_LANE):
+        lane.request_left(slow=True)
+    lane.request_began()
+    assert not may_send(lane), "none of those that are left is slow"
+
+
+def test_each_overdue_request_of_a_lane_that_timed_out_makes_room_for_one_more_until_it_ends() -> None:
+    lane = Line(1).lane(0)
+    lane.timed_out()
+    for _ in range(2):
+        assert may_send(lane)
+        lane.request_began()
+        assert not may_send(lane)
+        lane.passed_over()
+    lane.request_began()
+    lane.request_left(overdue=True)
+    assert not may_send(lane), "the last one still holds it back"
+    lane.request_left()
+    assert may_send(lane)
 
 
 @pytest.mark.parametrize("aggregate", [False, True])

@@ -78,6 +78,7 @@ def test_of_rows_that_end_in_their_request_those_that_may_be_stored_end_unknown(
     code = Code.THROTTLED if throttles else Code.KMS
     assert ends_of(first) == dict.fromkeys(range(2), (Outcome.UNKNOWN, code, True))
     assert ends_of(second) == dict.fromkeys(range(2), (Outcome.NOT_STORED, code, False))
+    assert [span.job.count(0, 2, SETTLED) for span in sent.request.spans] == [2, 2]
     assert desk.stats.failed_records == {code: 4}
     assert desk.is_empty()
 

@@ -465,6 +465,11 @@ def be_throttled(desk: Desk) -> None:
     desk.put(rows_named("a1 b1 a2")).answer([SLOW_DOWN, GOOD])
 
 
+def be_throttled_though_good_rows_are_taken(desk: Desk) -> None:
+    """No row was judged, so none may be left out."""
+    desk.put(rows_named("a1"), takes_good=True).throttle({0})
+
+
 def expire(desk: Desk) -> None:
     desk.queue(rows_named("a1"))
     desk.now += 5
@@ -487,7 +492,10 @@ def be_unsortable(desk: Desk) -> None:
     assert ends_of(later) == {0: PREDECESSOR}
 
 
-@pytest.mark.parametrize("fail", [be_refused, be_throttled, expire, expire_on_the_way, be_unsortable])
+@pytest.mark.parametrize(
+    "fail",
+    [be_refused, be_throttled, be_throttled_though_good_rows_are_taken, expire, expire_on_the_way, be_unsortable],
+)
 def test_what_its_session_sends_after_a_frame_that_failed_is_not_sent(fail: Callable[[Desk], None]) -> None:
     desk = ordered(record_ttl_seconds=5.0, fail_if_throttled=True)
     fail(desk)

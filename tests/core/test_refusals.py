@@ -15,7 +15,19 @@ from producerd.core.sending.health import HealthState
 from producerd.errors import Code, Outcome
 from tests.core.refusals import GRACE_SECONDS, WAYS, serve
 from tests.core.rows import even_map
-from tests.core.stories import BAD_HASH_KEY, BAD_KEY, BARE, INVALID, ODD, Desk, Sent, ends_of, on_the_wire
+from tests.core.stories import (
+    BAD_HASH_KEY,
+    BAD_KEY,
+    BARE,
+    HIGH,
+    INVALID,
+    LOW,
+    ODD,
+    Desk,
+    Sent,
+    ends_of,
+    on_the_wire,
+)
 
 pytestmark = pytest.mark.law("Verdicts")
 
@@ -118,6 +130,19 @@ def test_what_was_sent_before_a_proxy_refused_a_row_does_not_end_it_by_passing_l
     assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.PROXY_REFUSED, True)}
 
 
+@pytest.mark.promise("proxy-refuses-rows-wait")
+def test_a_row_whose_mate_passed_before_it_was_refused_by_itself_ends_after_the_grace() -> None:
+    desk = Desk()
+    frame = desk.queue([bad(1), good(1)])
+    desk.send().fail(BARE)
+    desk.now += 1.0
+    part, mate = desk.send_all()
+    mate.stored()
+    part.fail(BARE)
+    assert GRACE_SECONDS <= serve(desk, lambda _: BARE, frame) < GRACE_SECONDS + 6.0
+    assert ends_of(frame) == {0: (Outcome.UNKNOWN, Code.PROXY_REFUSED, True)}
+
+
 @pytest.mark.promise("kinesis-refuses-stream")
 @pytest.mark.parametrize("per_key", [False, True])
 @pytest.mark.parametrize("worked", [False, True])
@@ -155,6 +180,18 @@ def test_a_row_that_waits_by_itself_holds_its_own_session_in_order_and_no_other(
     assert serve(desk, answer, of_b) < 10.0
     serve(desk, answer, of_a)
     assert order == [b"of b", b"bad", *[b"row %d" % i for i in range(5)]]
+
+
+@pytest.mark.promise("proxy-refuses-rows-wait")
+def test_rows_that_come_back_while_their_session_is_held_back_go_before_its_later_ones() -> None:
+    desk = Desk(even_map(2), per_key=True, request_max_records=1)
+    frame = desk.queue([(b"k", b"first", LOW), (b"k", b"second", LOW), (b"b", b"bad", HIGH)])
+    first, refused = desk.send_all()
+    refused.fail(BARE)
+    first.throttle({0})
+    order: list[bytes] = []
+    serve(desk, lambda sent: order.extend(sent.users), frame)
+    assert order == [b"bad", b"first", b"second"]
 
 
 def test_the_row_for_which_kinesis_fails_holds_no_other_session_in_order() -> None:
