@@ -30,7 +30,7 @@ FRAMES: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One line of the results: what costs so much without aggregation, and with it, in this unit."""
+    """One line of the results: the cost of a step or of a package's functions, without aggregation and with it."""
 
     what: str
     unit: str

@@ -64,7 +64,8 @@ class Histogram:
         """Add each of these values once, or as many times as ``times`` says."""
         for place, number in enumerate(np.bincount(self._array.searchsorted(values), times).tolist()):
             self.counts[place] += int(number)
-        self.sum += (values.sum() if times is None else values @ times).item()
+        total = values.sum() if times is None else np.dot(values, times)
+        self.sum += total.item()
 
 
 @dataclass(slots=True)
