@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from operator import sub
 from typing import Any, Final, NamedTuple
 
 import cbor2
@@ -245,5 +244,4 @@ def stored(answer: bytes, entries: int) -> Stored | None:
             sequences.append(int(results[row, numbers].tobytes()))
     of_runs = np.fromiter(map(places.__getitem__, names), np.int32, len(names))
     shard_table = tuple([str(name, "ascii") for name in places])
-    runs = np.fromiter(map(sub, [*starts[1:], entries], starts), np.intp, len(starts))
-    return Stored(np.repeat(of_runs, runs), shard_table, tuple(sequences))
+    return Stored(np.repeat(of_runs, np.diff([*starts, entries])), shard_table, tuple(sequences))
