@@ -110,17 +110,22 @@ DAMAGED_ROWS = st.lists(
 
 
 @settings(max_examples=400)
-@given(rows=ANY_ROWS | DAMAGED_ROWS, hashed=st.booleans(), few_rows=st.sampled_from([0, intake.FEW_ROWS]))
+@given(
+    rows=ANY_ROWS | DAMAGED_ROWS,
+    hashed=st.booleans(),
+    most_bytes=st.sampled_from([1_100, 1 << 20]),
+    small_bytes=st.sampled_from([0, intake.SMALL_BYTES]),
+)
 def test_both_checks_agree_with_the_page_about_each_row(
-    rows: list[tuple[bytes | None, bytes | None, bytes | None]], hashed: bool, few_rows: int
+    rows: list[tuple[bytes | None, bytes | None, bytes | None]], hashed: bool, most_bytes: int, small_bytes: int
 ) -> None:
     keys, data, hashes = [key for key, _, _ in rows], [value for _, value, _ in rows], [given for _, _, given in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intake, "FEW_ROWS", few_rows)
-        checked = intake.check(make_body(lay_out(keys, data, hashes if hashed else None)), 1_100)
+        patch.setattr(intake, "SMALL_BYTES", small_bytes)
+        checked = intake.check(make_body(lay_out(keys, data, hashes if hashed else None)), most_bytes)
     found = reasons_found(checked)
     for row, (key, value, hash_key) in enumerate(rows):
-        got, reasons = found.get(row, set()), reasons_of(key or b"", value, (hashed and hash_key) or b"", 1_100)
+        got, reasons = found.get(row, set()), reasons_of(key or b"", value, (hashed and hash_key) or b"", most_bytes)
         if NOT_UTF8 in got | reasons:  # it may be counted as any number of characters
             assert NOT_UTF8 in got & reasons, row
             got, reasons = got - {LONG}, reasons - {LONG}

@@ -10,7 +10,7 @@ import pytest
 
 from producerd.core import stats
 from producerd.core.sending.answers import RequestFailed
-from producerd.core.stats import Histogram
+from producerd.core.stats import DELIVERY_SECONDS_BOUNDS, Histogram
 from producerd.errors import Code
 from tests.core.stories import BROKEN, Desk
 
@@ -97,6 +97,25 @@ def test_a_request_without_an_answer_counts_like_others_and_one_that_was_not_mad
     request = desk.take_request()
     desk.pipeline.complete(request, RequestFailed(Code.INTERNAL, "not encoded", maybe_stored=False), desk.now)
     assert told(desk.stats.request_records) == (1, 3)
+
+
+@pytest.mark.parametrize("frames", [3, 40])
+def test_each_row_of_a_request_counts_with_the_age_of_its_own_frame(frames: int) -> None:
+    desk, accepted = Desk(), {}
+    for number in range(frames):
+        accepted[desk.now] = rows = number % 4 + 1
+        desk.submit(rows)
+        desk.now += 0.07
+    desk.sort()
+    sent = desk.send()
+    assert sent.request.records == sum(accepted.values())
+    desk.now += 1.0
+    sent.stored()
+    expected = Histogram(DELIVERY_SECONDS_BOUNDS)
+    for at, rows in accepted.items():
+        expected.observe(desk.now - at, rows)
+    assert desk.stats.delivery_seconds.counts == expected.counts
+    assert desk.stats.delivery_seconds.sum == pytest.approx(expected.sum)
 
 
 @pytest.mark.parametrize("aggregate", [False, True])

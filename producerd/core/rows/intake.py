@@ -27,9 +27,8 @@ _UNDELIVERABLE: Final = (
     "data is an aggregated record that consumers are not handed: {reason}. Send its records as rows of their own"
 )
 _I32: Final = np.dtype("<i4")
-FEW_ROWS: Final = 64
-FEW_BYTES: Final = 32_768
-"""Most rows, and most bytes of keys and data, of a frame that is checked without numpy."""
+SMALL_BYTES: Final = 16_384
+"""Largest charge of a frame that is checked without numpy."""
 _MAX_HASH_KEY_TEXT: Final = np.frombuffer(str(MAX_HASH_KEY).encode(), np.uint8)
 
 
@@ -128,8 +127,8 @@ def _few_plain_rows(body: Body, max_record_bytes: int) -> CheckedRows | None:
 
     It is quicker than the checks of whole columns, which take some 25 µs however few rows there are.
     """
-    layout, records = body.layout, body.layout.records
-    if records > FEW_ROWS or layout.key_bytes + layout.data_bytes > min(FEW_BYTES, max_record_bytes):
+    layout = body.layout
+    if layout.charge_bytes > min(SMALL_BYTES, max_record_bytes):
         return None
     if body.validity is not None or body.hash_keys is not None:
         return None
@@ -144,7 +143,7 @@ def _few_plain_rows(body: Body, max_record_bytes: int) -> CheckedRows | None:
     if min(key_lengths) < 0 or max(key_lengths) > MAX_KEY_CHARACTERS or datas_at != sorted(datas_at):
         return None
     null_keys = key_lengths.count(0)
-    return CheckedRows(records, body.keys, key_offsets, body.data, data_offsets, None, None, (), null_keys)
+    return CheckedRows(layout.records, body.keys, key_offsets, body.data, data_offsets, None, None, (), null_keys)
 
 
 def _offsets(view: memoryview, column_bytes: int, column: str) -> I32:
