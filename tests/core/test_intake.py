@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from producerd.core.rows import intake
@@ -110,6 +110,8 @@ DAMAGED_ROWS = st.lists(
 
 
 @settings(max_examples=400)
+@example(rows=[(b"k", b"d" * 1_200, None)], hashed=False, most_bytes=1_100, small_bytes=0)
+@example(rows=[(b"k", b"d" * 1_200, None)], hashed=False, most_bytes=1_100, small_bytes=intake.SMALL_BYTES)
 @given(
     rows=ANY_ROWS | DAMAGED_ROWS,
     hashed=st.booleans(),
