@@ -135,7 +135,8 @@ def test_failed_rows_are_named_by_their_number_in_the_partition(daemon: FakeDaem
 
 
 def test_rows_of_a_batch_that_is_cut_keep_the_numbers_that_they_are_given(daemon: FakeDaemon) -> None:
-    daemon.runs(lasts(stores(), takes(1), fails(1, {0: INVALID}), max_frame_records=2))
+    opens = Session.welcome, lambda session: session.opened(max_frame_records=2)
+    daemon.runs(in_turn(*opens, stores(), takes(1), fails(1, {0: INVALID}), Session.await_end))
     with connect(daemon) as connection:
         connection.put_batch("s", plain(3), rows=[5, 7, 9])
         connection.flush(10)

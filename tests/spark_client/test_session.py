@@ -107,6 +107,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
+def test_its_representation_names_its_daemon_and_its_streams(session: DaemonSession) -> None:
+    assert " with producerd 9 at " in repr(session)
+    assert ": streams s, 0 of " in repr(session)
+    session.streams.clear()
+    assert ": streams none, 0 of " in repr(session)
+
+
 # ---- how long it waits
 
 
@@ -168,11 +175,13 @@ def test_a_wait_with_an_end_is_over_then(
     assert len(caplog.records) == len(until) // 2 - 1
 
 
+@pytest.mark.parametrize("deadline", [FOREVER, Deadline(1_000.0, 2_000.0)])
 def test_a_daemon_that_is_silent_for_6_minutes_is_logged(
-    session: DaemonSession, reads: Reads, caplog: pytest.LogCaptureFixture
+    session: DaemonSession, reads: Reads, caplog: pytest.LogCaptureFixture, deadline: Deadline
 ) -> None:
+    """The wait goes on."""
     reads.come(None, messages.Opened(1, 5_000, 2))
-    session.open("another", FOREVER)
+    session.open("another", deadline)
     assert reads.until == [1_360.0, 1_360.0]
     assert session.largest_frame("another") == (5_000, 2)
     (line,) = lines(caplog)
