@@ -42,4 +42,4 @@ def copy(column: Column, first: int, last: int) -> tuple[bytes, I32]:
     """Return a copy of the rows from ``first`` up to ``last``, with offsets from 0."""
     values, offsets = column
     part = offsets[first : last + 1]
-    return bytes(values[part[0] : part[-1]]), (part - part[0]).astype(np.int32)
+    return bytes(values[part[0] : part[-1]]), (part - part[0]).astype(np.int32, copy=False)

@@ -59,7 +59,7 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         by_shard = np.argsort(shards.astype(np.uint16 if len(shard_map) < 65536 else np.uint32), kind="stable")
         order = (by_shard if good is None else by_shard[good[by_shard]]).astype(np.int32)
     else:
-        order = (np.arange(len(high)) if good is None else np.flatnonzero(good)).astype(np.int32)
+        order = np.arange(len(high), dtype=np.int32) if good is None else np.flatnonzero(good).astype(np.int32)
     keys: Column
     data: Column
     hashes = high, low
@@ -71,10 +71,7 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         shards, hashes = shards[order], (high[order], low[order])
         explicit = explicit[order] if explicit is not None else None
         aggregates = aggregates[order] if aggregates is not None else None
-    sizes = np.zeros(len(order) + 1, np.int64)
-    key_ends, data_ends = keys[1], data[1]
-    row_bytes = (key_ends[1:] - key_ends[:-1]) + (data_ends[1:] - data_ends[:-1])
-    (row_bytes + RECORD_CHARGE_BYTES).cumsum(out=sizes[1:])
+    sizes = np.arange(len(order) + 1) * RECORD_CHARGE_BYTES + keys[1] + data[1]  # offsets begin with 0
     groups = list(_pack(_cut_spans(shards, sizes), sizes))
     buffers = []
     for group in groups:
@@ -108,6 +105,8 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
     A given aggregate has the hash key of its first record.
     """
     all_high, all_low = _hash_keys(frames)
+    if not any(rows.null_keys or rows.hash_keys is not None or rows.aggregates is not None for rows in frames):
+        return all_high, all_low, None, None
     all_explicit, all_aggregates = np.zeros((2, len(all_high)), np.bool_)
     random: np.random.Generator | None = None
     end = 0
