@@ -89,14 +89,13 @@ class Sender:
 
     def next_time(self) -> float:
         """Return when something is due that no other call will cause, or ``inf`` if nothing is."""
-        due, hold_until = self.in_flight.next_time(), self.in_flight.hold_until
-        due = min(due, inf if self.paused else self.health.gives_up_at)
+        due = min(self.in_flight.next_time(), inf if self.paused else self.health.gives_up_at)
+        sends_at = hold_until = self.in_flight.hold_until
+        if not (hold_until and (self.lanes.waiting or self.aside.has_alone)):
+            sends_at = max(self.lanes.next_time(), hold_until)
         # Without room an answer, or the operator, brings it about; a time that has passed would hide what is due later.
-        if self.has_room:
-            if hold_until and (self.lanes.waiting or self.aside.has_alone):
-                due = min(due, hold_until)
-            else:
-                due = min(due, max(self.lanes.next_time(), hold_until))
+        if sends_at < due and self.has_room:
+            due = sends_at
         if not self._lets_wait:
             due = min(due, self.aside.due)
         return min(due, self.strays.next_time)
