@@ -158,13 +158,13 @@ def test_characters_cut_in_two_by_a_row_s_edge_mark_both_rows() -> None:
     """The column is UTF-8 as a whole: only the rows' edges show it."""
     euro = "€".encode()
     for cut in (1, 2):
-        rows = intake.check(make_body(lay_out([b"a", euro[:cut], b"", euro[cut:], b"z"], [b"d"] * 5)), 100)
+        rows = intake.check(make_body(lay_out([b"a", euro[:cut], b"", euro[cut:], b"z"], [b"d"] * 5)), 1 << 20)
         assert reasons_found(rows) == {1: {NOT_UTF8}, 3: {NOT_UTF8}}
 
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_columns_without_a_byte_are_rows_like_others(hashed: bool) -> None:
-    rows = intake.check(make_body(lay_out([None] * 9, [b""] * 9, [None] * 9 if hashed else None)), 100)
+    rows = intake.check(make_body(lay_out([None] * 9, [b""] * 9, [None] * 9 if hashed else None)), 1 << 20)
     assert not rows.bad
     assert rows.null_keys == 9
     assert values_of(rows.data, rows.data_offsets) == [b""] * 9
@@ -181,7 +181,7 @@ def test_offsets_of_an_arrow_slice_may_start_anywhere(
     first, last = sorted(end % len(rows) for end in ends)
     keys, data = [key for key, _ in rows], [value for _, value in rows]
     body = _sliced_body(pa.array(keys, pa.binary()), pa.array(data, pa.binary()), first, last + 1)
-    checked = intake.check(body, 1_000)
+    checked = intake.check(body, 1 << 20)
     assert values_of(checked.keys, checked.key_offsets) == [key or b"" for key in keys[first : last + 1]]
     assert values_of(checked.data, checked.data_offsets) == [value or b"" for value in data[first : last + 1]]
     assert reasons_found(checked) == {row: {NULL} for row, value in enumerate(data[first : last + 1]) if value is None}
@@ -210,16 +210,19 @@ def _sliced_body(keys: Any, data: Any, first: int, last: int) -> Body:
         (0, 2**31 - 1, 3, 6),  # falls from far
         (0, -1, 3, 6),
         (-1, 0, 3, 5),  # starts before the column
+        (-1, 0, 3, 6),
         (-(2**31), 0, 3, -(2**31) + 6),
         (2**31 - 3, -(2**31), -(2**31) + 1, -(2**31) + 3),  # overflows
         (0, 1, 3, 5),  # too short
         (0, 1, 3, 7),  # too long
+        (0, 1, 6, 9),
         (1, 1, 3, 6),
         (0, 0, 0, 2**31 - 1),
         (2**31 - 1, 0, 0, 5),
     ],
 )
-def test_offsets_that_cannot_be_are_a_protocol_error(column: str, offsets: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("most_bytes", [100, 1 << 20])
+def test_offsets_that_cannot_be_are_a_protocol_error(column: str, offsets: tuple[int, ...], most_bytes: int) -> None:
     good = struct.pack("<4i", 0, 1, 3, 6)
     bad = struct.pack("<4i", *offsets)
     span = offsets[-1] - offsets[0]
@@ -230,7 +233,7 @@ def test_offsets_that_cannot_be_are_a_protocol_error(column: str, offsets: tuple
         columns = [bad if column == name else good for name in names]
         payload = PREFIX.pack(1, 3, 6, 6, 6 if flags else 0) + b"".join(columns) + b"123456" * len(names)
         with pytest.raises(ProtocolError, match=said):
-            intake.check(parse_body(payload, flags), 100)
+            intake.check(parse_body(payload, flags), most_bytes)
 
 
 def test_the_largest_offsets_that_can_be_are_taken() -> None:
@@ -251,7 +254,7 @@ def test_a_damaged_body_gives_rows_or_a_protocol_error(damages: list[tuple[int, 
     for at, byte in damages:
         damaged[max(PREFIX.size, at % len(damaged))] = byte
     try:
-        rows = intake.check(parse_body(damaged, WHOLE.layout.flags), 100)
+        rows = intake.check(parse_body(damaged, WHOLE.layout.flags), 1 << 20)
     except ProtocolError:
         return
     for offsets, column in ((rows.key_offsets, rows.keys), (rows.data_offsets, rows.data)):
