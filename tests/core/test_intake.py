@@ -110,6 +110,7 @@ DAMAGED_ROWS = st.lists(
 
 
 @settings(max_examples=400)
+@example(rows=[(b"k" * 257, b"d", None)], hashed=False, most_bytes=1 << 20, small_bytes=intake.SMALL_BYTES)
 @example(rows=[(b"k", b"d" * 1_200, None)], hashed=False, most_bytes=1_100, small_bytes=0)
 @example(rows=[(b"k", b"d" * 1_200, None)], hashed=False, most_bytes=1_100, small_bytes=intake.SMALL_BYTES)
 @given(
