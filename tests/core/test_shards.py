@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from producerd.core.shards import md5
@@ -283,6 +283,7 @@ def test_a_failure_of_the_stream_itself_says_nothing_of_its_list() -> None:
     assert known.is_blind
 
 
+@example(0, MAX_HASH_KEY, [], 1)
 @given(HASH_KEY, HASH_KEY, st.lists(HASH_KEY, max_size=3), st.integers(-1, 1))
 def test_a_shard_says_whether_its_range_holds_all_of_some_hash_keys(
     one: int, other: int, numbers: list[int], step: int

@@ -392,6 +392,25 @@ async def test_what_cannot_be_done_is_answered_with_the_reason(
         assert await asked(path, method, target, body) == (status, reply)
 
 
+async def test_a_command_is_cancelled_when_its_caller_has_gone(echo: Any) -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def profile(_seconds: float | None) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    echo.profile = profile
+    async with operated(echo) as path, asyncio.timeout(10):
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"POST /profile HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await began.wait()
+        writer.close()
+        await cancelled.wait()
+
+
 @pytest.mark.parametrize("transport", [None, SimpleNamespace(get_extra_info=lambda _: None)])
 def test_a_caller_that_has_gone_needs_no_connection(transport: Any) -> None:
     admin.hold_until_the_end(transport)

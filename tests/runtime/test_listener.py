@@ -91,6 +91,12 @@ def another_program(path: Path) -> Iterator[None]:
         yield
 
 
+def test_folders_that_are_missing_are_made(path: Path) -> None:
+    deeper = path.parent / "deeper" / path.name
+    with listening(deeper) as listener:
+        assert reaches(deeper, listener)
+
+
 def test_mode_file_and_lock_come_and_go(path: Path) -> None:
     before = umask()
     listener = Listener(path, 0o640, None)
