@@ -73,8 +73,9 @@ def test_who_holds_exactly_an_equal_share_may_take_of_the_last_eighth_and_who_ho
 def test_who_is_alone_may_fill_the_last_eighth_and_leaves_it_while_another_session_is_there() -> None:
     gate = make_gate(limit_bytes=80_000)
     caller, other = GateCaller(gate), GateCaller(gate)
-    for _ in range(8):
+    for _ in range(7):
         caller.take(10_000)
+    caller.ask(1_100)
     assert len(caller.grants) == 7
     other.vanish()
     assert len(caller.grants) == 8

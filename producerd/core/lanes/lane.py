@@ -254,10 +254,10 @@ class Lane:
         self,
         max_records: int,
         max_bytes: int,
-        first_row_bytes: int = 0,
+        first_row_bytes: int,
         *,
-        aggregates: bool = False,
-        sole_bytes: int = ANY_BYTES,
+        aggregates: bool,
+        sole_bytes: int,
     ) -> tuple[list[Span], int]:
         """Take rows from the front within both limits.  Returns their spans and bytes (key + data + overhead a row).
 
@@ -295,7 +295,7 @@ class Lane:
         return taken, used
 
     def take_distinct(
-        self, max_records: int, max_bytes: int, first_row_bytes: int = 0, *, sole_bytes: int = ANY_BYTES
+        self, max_records: int, max_bytes: int, first_row_bytes: int, *, sole_bytes: int
     ) -> tuple[list[Span], int]:
         """Take rows as `take_rows` does, but at most one of a partition key, and none before an earlier row of its key.
 
