@@ -201,13 +201,16 @@ class Ledger:
             stored.setdefault(job, []).append(where)
         # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
-            places, counts = job.count_by_frame(*runs)
-            if not (few := len(places) < FEW_VALUES):
-                delivery_seconds.observe_each(now - job.accepted_at[places], counts)
-            for place, records in zip(places.tolist(), counts.tolist(), strict=True):
-                frame = job.frames[place]
-                if few:
+            if len(job.frames) > FEW_VALUES:
+                counts = job.count_by_frame(*runs)
+                places = counts.nonzero()[0]
+                delivery_seconds.observe_each(now - job.accepted_at[places], counts[places])
+                pieces = job.counted(counts)
+            else:
+                pieces = job.records_by_frame(*runs)
+                for frame, records in pieces:
                     delivery_seconds.observe(now - frame.accepted_at, records)
+            for frame, records in pieces:
                 frame.store(records)
                 if not frame.unsettled:
                     self._finish(frame)

@@ -24,7 +24,7 @@ REQUEST_RECORDS_BOUNDS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500)
 USER_RECORDS_BOUNDS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 
 FEW_VALUES: Final = 12
-"""Number of values from which `Histogram.observe_each` is faster than `Histogram.observe` for each."""
+"""Most values for which `Histogram.observe` for each is faster than `Histogram.observe_each`."""
 
 
 class Histogram:

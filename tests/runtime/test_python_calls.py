@@ -64,6 +64,15 @@ class Calls:
             self.count += 1
 
 
+def listens(path: Path) -> bool:
+    """Whether somebody listens at a path, where the file of a socket is there before."""
+    try:
+        WireClient(path).close()
+    except OSError:
+        return False
+    return True
+
+
 def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path: Path) -> dict[int, int]:
     """Return the fewest calls of six for each frame of ``sizes`` (records, bytes each), without late events."""
     settings: dict[str, Any] = {"aggregation": aggregation, "linger_seconds": 0, "request_timeout_seconds": 30}
@@ -85,7 +94,7 @@ def calls_of_frames(endpoint: str, aggregation: str, sizes: dict[int, int], path
             assert done.wait(10)
 
         try:
-            until((path / "daemon.sock").exists)
+            until(lambda: listens(path / "daemon.sock"))
             with WireClient(path / "daemon.sock").hello() as client:
                 client.open()
                 for _ in range(6):

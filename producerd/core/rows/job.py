@@ -28,8 +28,6 @@ QUEUED: Final = 0
 IN_REQUEST: Final = 1
 SETTLED: Final = 2
 
-_FIRST: Final = np.zeros(1, np.intp)
-
 
 class Job:
     """A batch of frames after sorting.  It guarantees that each row settles exactly once.
@@ -171,21 +169,20 @@ class Job:
             yield held[int(places[start - first])], start, edge
             start = edge
 
-    def count_by_frame(
-        self, *positions: slice | npt.NDArray[np.intp]
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Return the places in ``frames`` of the frames that have some of these rows, and how many each has."""
-        rows = [self.order[some] for some in positions]
+    def records_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> list[tuple[Frame, int]]:
+        """Return the frames of some rows, each with the number of these rows that it has."""
         if len(self.frames) == 1:
-            return _FIRST, np.array([sum(map(len, rows))])
-        counts = np.bincount(self.starts.searchsorted(np.concatenate(rows), side="right") - 1)
-        places = counts.nonzero()[0]
-        return places, counts[places]
+            return [(self.frames[0], sum([len(self.order[some]) for some in positions]))]
+        return self.counted(self.count_by_frame(*positions))
 
-    def records_by_frame(self, positions: slice | npt.NDArray[np.intp]) -> Iterator[tuple[Frame, int]]:
-        """Yield the frames of some rows, each with the number of these rows that it has."""
-        places, counts = self.count_by_frame(positions)
-        yield from zip(map(self.frames.__getitem__, places.tolist()), counts.tolist(), strict=True)
+    def count_by_frame(self, *positions: slice | npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Return how many of these rows each frame has, without the frames behind the last one that has some."""
+        rows = np.concatenate([self.order[some] for some in positions])
+        return np.bincount(self.starts.searchsorted(rows, side="right") - 1)
+
+    def counted(self, counts: npt.NDArray[np.intp]) -> list[tuple[Frame, int]]:
+        """Return the frames that have rows by `count_by_frame`, each with their number."""
+        return [(frame, records) for frame, records in zip(self.frames, counts.tolist(), strict=False) if records]
 
     def positions_of(self, frame: Frame, from_row: int = 0) -> npt.NDArray[np.intp]:
         """Return the positions of a frame's rows from number ``from_row`` on."""
