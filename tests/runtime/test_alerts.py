@@ -454,7 +454,7 @@ FAIL_LATER: Final = {**IDLE, "queue_records": "9000x110 0x300", "failed_records_
             .on(0.25, failed_records_total=ONE_IN_14_MINUTES),
         ),
         "what was queued fails an hour after it was accepted": case(
-            "120: page FailedBurn a flights, page RecordsFailed a flights", Fleet().on(1.0, **FAIL_LATER)
+            "120 125: page FailedBurn a flights, page RecordsFailed a flights", Fleet().on(1.0, **FAIL_LATER)
         ),
     }
 )

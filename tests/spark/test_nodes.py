@@ -22,6 +22,7 @@ CONF = {
     "spark.cores.max": "2",
     "spark.executor.memory": "512m",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }
 SPECULATION = {
     "spark.speculation": "true",
