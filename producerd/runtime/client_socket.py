@@ -74,13 +74,14 @@ class ClientSocket:
         """Yield what has come, until the turn is over.  ``puts_off`` then shows whether messages are left."""
         wire, handled = self._wire, 0
         while self._transport is not None and (not self.is_choked or wire.reads_body):
-            if not wire.has_more and not wire.reads_body:
+            if wire.has_more:
+                if handled >= MESSAGES_OF_A_TURN or not has_time():
+                    self.puts_off = not self._transport.is_closing()
+                    if self.puts_off:
+                        self._transport.pause_reading()
+                    return
+            elif not wire.reads_body:
                 break
-            if wire.has_more and (handled >= MESSAGES_OF_A_TURN or not has_time()):
-                self.puts_off = not self._transport.is_closing()
-                if self.puts_off:
-                    self._transport.pause_reading()
-                return
             try:
                 event = wire.next_event()
             except ProtocolError:

@@ -207,9 +207,7 @@ class Frame:
     def store(self, records: int) -> None:
         """Count rows of it that are stored."""
         self.tallies[_STORED] += records
-        self.unsettled -= records  # as in `_settle`: with many shards there are hundreds of calls a request
-        if self.unsettled < 0:
-            raise AssertionError("a row settled twice")
+        self._settle(records)
 
     def note_end(self, rows: I32, end: RowEnd) -> None:
         """End rows, given by their numbers in the frame, in another way than STORED."""

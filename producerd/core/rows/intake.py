@@ -1,8 +1,8 @@
 """Check a frame's columns on the loop thread: offsets, lengths, UTF-8, hash keys.
 
 Wrong *offsets* raise ProtocolError, which ends the session.  A wrong *row* is marked as bad, with a reason that never
-quotes its data.  All checks work on whole columns.  Only if some key of a frame is
-not UTF-8, a loop over its keys finds the bad ones.
+quotes its data.  All checks work on whole columns.  Only if some key of a frame is not UTF-8, a loop over its keys
+finds the bad ones.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class Job:
     """A batch of frames after sorting.  It guarantees that each row settles exactly once.
 
     - A row is named by its position in the sorted order.  ``order`` has its number, counted through all frames.
+    - ``accepted_at``: when each of its frames was accepted, as a column.
     - ``state``: for each row QUEUED, IN_REQUEST or SETTLED, in one byte.
     - ``has_gaps``: some rows settled while they waited in their lanes.
     - ``maybe_stored``: None until a send may have stored some row.  Then it has for each row the cause of its last
