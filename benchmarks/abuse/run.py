@@ -106,7 +106,7 @@ class Bench:
         self.say(f"{name}, {connections} connections of uid {uid} ...")
         before = self._honest_p50()
         forget_peak(self.daemon.process.pid)
-        with self._attackers(name, connections, uid):
+        with self.attackers(name, connections, uid):
             time.sleep(SETTLE_SECONDS)
             under = self._honest_p50()
             peak = peak_rss_bytes(self.daemon.process.pid)
@@ -149,7 +149,8 @@ class Bench:
         return round(statistics.median(measured), 6)
 
     @contextlib.contextmanager
-    def _attackers(self, name: str, connections: int, uid: int) -> Iterator[None]:
+    def attackers(self, name: str, connections: int, uid: int) -> Iterator[None]:
+        """Attack during the block."""
         arguments = [name, self.http if name in HTTP_ATTACKS else self.socket, str(connections), str(uid)]
         child = self.children.start("attackers", ["-m", attackers.__name__, *arguments])
         child.line(START_SECONDS)
