@@ -65,14 +65,17 @@ def test_a_short_run_gives_figures(name: str, tmp_path: Path) -> None:
 def test_a_flood_of_another_user_gets_a_quarter_of_the_loops_time() -> None:
     """By processor time, to which other work on the machine adds nothing.  Without shares by user it is all of it."""
     hello = Hello(1, 1, client="honest", pid=os.getpid())
-    with abuse.bench(1.0, print) as running, Connection(hello, [running.socket]) as honest:
-        with running.attackers(FLOOD, 20, abuse.NOBODY_UID):
-            honest.put("flights", lay_out([b"key"], [b"x"]), 60.0)
-            honest.flush(60.0)
-            began, before = time.monotonic(), cpu_seconds(running.daemon.process.pid)
-            time.sleep(2.0)
-            used = cpu_seconds(running.daemon.process.pid) - before
-            part = used / (time.monotonic() - began)
+    with (
+        abuse.bench(1.0, print) as running,
+        Connection(hello, [running.socket]) as honest,
+        running.attackers(FLOOD, 20, abuse.NOBODY_UID),
+    ):
+        honest.put("flights", lay_out([b"key"], [b"x"]), 60.0)
+        honest.flush(60.0)
+        began, before = time.monotonic(), cpu_seconds(running.daemon.process.pid)
+        time.sleep(2.0)
+        used = cpu_seconds(running.daemon.process.pid) - before
+        part = used / (time.monotonic() - began)
     assert 0.01 < part < 0.5
 
 
