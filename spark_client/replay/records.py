@@ -1,0 +1,93 @@
+"""What is known of chunks that are stored: files of records, and which chunks of a repeated batch match them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+FILE_FORMAT: Final = 1
+MOST_AGE_SECONDS: Final = 24 * 3600.0
+"""The shortest retention of a stream: older rows may be gone."""
+MOST_SKEW_SECONDS: Final = 600.0
+"""How far a node's clock may be ahead.  A record from a later time counts as absent, since its age is unknown."""
+
+
+class Where(NamedTuple):
+    """Where rows are stored.  A stream that was made again has another time."""
+
+    endpoint_host: str
+    stream_arn: str
+    created_seconds: float  # its StreamCreationTimestamp
+
+
+class Record(NamedTuple):
+    """A chunk of which every row was acknowledged STORED."""
+
+    stream: str
+    number: int
+    digest: bytes
+    where: Where
+
+
+class BadFile(ValueError):
+    """A file that is torn, foreign, or of a newer release."""
+
+
+def to_file(records: Iterable[Record], now_seconds: float) -> bytes:
+    """Return the file of records; ``now_seconds`` is since 1970."""
+    rows = [[each.stream, each.number, each.digest.hex(), *each.where] for each in records]
+    return json.dumps({"producerd_replay": FILE_FORMAT, "seconds": now_seconds, "chunks": rows}).encode()
+
+
+def from_file(content: bytes, now_seconds: float) -> list[Record]:
+    """Return the records of a file, or none if they are too old.  Raises BadFile."""
+    try:
+        told: Any = json.loads(content)
+        form = told["producerd_replay"]
+        age_seconds = now_seconds - told["seconds"]
+        records = [_record(*row) for row in told["chunks"]] if form == FILE_FORMAT else []
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadFile(f"{type(error).__name__}: {error}") from None
+    if form != FILE_FORMAT:
+        raise BadFile(f"its format is {form!r}, and this release knows {FILE_FORMAT}")
+    return records if -MOST_SKEW_SECONDS <= age_seconds < MOST_AGE_SECONDS else []
+
+
+def _record(stream: str, number: int, digest: str, host: str, arn: str, created_seconds: float) -> Record:
+    record = Record(stream, number, bytes.fromhex(digest), Where(host, arn, created_seconds))
+    texts, numbers = (stream, host, arn), (number, created_seconds)
+    if len(record.digest) != 32 or not all(isinstance(each, str) for each in texts):
+        raise ValueError("its chunks are not chunks")
+    if not all(isinstance(each, (int, float)) for each in numbers):
+        raise ValueError("its chunks are not chunks")
+    return record
+
+
+class Known:
+    """The records of one partition of a batch, and which of its chunks are left out.
+
+    ``per_key`` has the streams whose keys stay in order, where only a prefix is left out: were a later chunk left out
+    and an earlier one sent, a reader who keeps each key's last value would end with a wrong one.
+    """
+
+    def __init__(self, records: Iterable[Record], per_key: Mapping[str, bool]) -> None:
+        self._at: defaultdict[tuple[str, int], set[tuple[bytes, Where]]] = defaultdict(set)
+        for record in records:
+            # Attempts of which one was cut short may each have recorded other rows at a place, all of them stored.
+            self._at[record.stream, record.number].add((record.digest, record.where))
+        self._per_key = per_key
+        self._sent: set[str] = set()  # the streams of which a chunk was not left out
+
+    def may_match(self, stream: str, number: int) -> bool:
+        """Return whether a chunk is held back until its digest is known.  If not, it is sent at once."""
+        return (stream, number) in self._at and not (self._per_key[stream] and stream in self._sent)
+
+    def has(self, stream: str, number: int, digest: bytes, where: Where | None) -> bool:
+        """Return whether a chunk that may match is stored, ``where`` it would be stored now.  None is unknown."""
+        return where is not None and (digest, where) in self._at[stream, number]
+
+    def sends(self, stream: str) -> None:
+        """Note that a chunk of the stream is sent."""
+        self._sent.add(stream)
