@@ -87,7 +87,9 @@ def test_chunks_depend_on_the_rows_and_not_on_the_batches(
 def test_a_chunk_has_a_mebibyte_or_ten_thousand_rows() -> None:
     size = CHUNK_BYTES // 64 - RECORD_CHARGE_BYTES
     exact: list[Row] = [(b"", b"x" * size, None)] * 65
-    assert [len(rows) for rows, _ in chunks([exact], CHUNK_BYTES, CHUNK_ROWS)] == [64, 1]
+    assert [tuple(piece) for piece in Cutter().cut(batch(exact))] == [(0, 0, 64), (1, 64, 65)], "each in one piece"
+    in_four = [exact[:16], exact[16:32], exact[32:48], exact[48:]]
+    assert [len(rows) for rows, _ in chunks(in_four, CHUNK_BYTES, CHUNK_ROWS)] == [64, 1]
     small: list[Row] = [(b"", b"x", None)] * 10_001
     pieces = [tuple(piece) for piece in Cutter().cut(batch(small))]
     assert pieces == [(0, 0, 10_000), (1, 10_000, 10_001)]
