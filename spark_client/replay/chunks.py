@@ -22,7 +22,7 @@ ABSENT: Final = -1
 """Stands for the length of null data, which is not empty data."""
 
 
-class Piece(NamedTuple):
+class ChunkPart(NamedTuple):
     """Rows ``start`` to ``stop`` of a batch, which belong to the chunk of this number."""
 
     number: int
@@ -40,7 +40,7 @@ class Cutter:
         self._bytes = 0
         self._rows = 0  # that the present chunk has
 
-    def cut(self, batch: Batch) -> Iterator[Piece]:
+    def cut(self, batch: Batch) -> Iterator[ChunkPart]:
         """Yield the pieces of the next batch.  The first may continue the last chunk of the batch before."""
         start = 0
         while start < batch.records:
@@ -51,7 +51,7 @@ class Cutter:
                 self._number += 1
                 self._bytes = self._rows = 0
                 continue
-            yield Piece(self._number, start, stop)
+            yield ChunkPart(self._number, start, stop)
             self._bytes += charge_bytes
             self._rows += stop - start
             start = stop

@@ -22,7 +22,7 @@ class Where(NamedTuple):
     created_seconds: float  # its StreamCreationTimestamp
 
 
-class Record(NamedTuple):
+class StoredChunk(NamedTuple):
     """A chunk of which every row was acknowledged STORED."""
 
     stream: str
@@ -35,13 +35,13 @@ class BadFile(ValueError):
     """A file that is torn, foreign, or of a newer release."""
 
 
-def to_file(records: Iterable[Record], now_seconds: float) -> bytes:
+def to_file(records: Iterable[StoredChunk], now_seconds: float) -> bytes:
     """Return the file of records; ``now_seconds`` is since 1970."""
     rows = [[each.stream, each.number, each.digest.hex(), *each.where] for each in records]
     return json.dumps({"producerd_replay": FILE_FORMAT, "seconds": now_seconds, "chunks": rows}).encode()
 
 
-def from_file(content: bytes, now_seconds: float) -> list[Record]:
+def from_file(content: bytes, now_seconds: float) -> list[StoredChunk]:
     """Return the records of a file, or none if they are too old.  Raises BadFile."""
     try:
         told: Any = json.loads(content)
@@ -55,8 +55,8 @@ def from_file(content: bytes, now_seconds: float) -> list[Record]:
     return records if -MOST_SKEW_SECONDS <= age_seconds < MOST_AGE_SECONDS else []
 
 
-def _record(stream: str, number: int, digest: str, host: str, arn: str, created_seconds: float) -> Record:
-    record = Record(stream, number, bytes.fromhex(digest), Where(host, arn, created_seconds))
+def _record(stream: str, number: int, digest: str, host: str, arn: str, created_seconds: float) -> StoredChunk:
+    record = StoredChunk(stream, number, bytes.fromhex(digest), Where(host, arn, created_seconds))
     texts, numbers = (stream, host, arn), (number, created_seconds)
     if len(record.digest) != 32 or not all(isinstance(each, str) for each in texts):
         raise ValueError("its chunks are not chunks")
@@ -72,7 +72,7 @@ class Known:
     and an earlier one sent, a reader who keeps each key's last value would end with a wrong one.
     """
 
-    def __init__(self, records: Iterable[Record], per_key: Mapping[str, bool]) -> None:
+    def __init__(self, records: Iterable[StoredChunk], per_key: Mapping[str, bool]) -> None:
         self._at: defaultdict[tuple[str, int], set[tuple[bytes, Where]]] = defaultdict(set)
         for record in records:
             # Attempts of which one was cut short may each have recorded other rows at a place, all of them stored.

@@ -23,7 +23,7 @@ from spark_client.replay.records import (
     MOST_SKEW_SECONDS,
     BadFile,
     Known,
-    Record,
+    StoredChunk,
     Where,
     from_file,
     to_file,
@@ -136,8 +136,8 @@ def test_a_digest_is_over_lengths_and_values_and_the_same_in_every_release() -> 
     assert digest(rows) == hashlib.sha256(whole).digest()
 
 
-def record(number: int = 0, rows: bytes = b"r" * 32, where: Where = HERE, stream: str = "flights") -> Record:
-    return Record(stream, number, rows, where)
+def record(number: int = 0, rows: bytes = b"r" * 32, where: Where = HERE, stream: str = "flights") -> StoredChunk:
+    return StoredChunk(stream, number, rows, where)
 
 
 def test_a_file_gives_its_records_back() -> None:
@@ -252,7 +252,7 @@ def partition_of(
 def test_nothing_is_lost_by_any_number_of_runs(drawn: tuple[list[Row], list[Any]], per_key: bool) -> None:
     rows, found = drawn
     stored: Counter[Row] = Counter()
-    records: dict[int, list[Record]] = {}  # by partition
+    records: dict[int, list[StoredChunk]] = {}  # by partition
     for at, (partitions, fates) in enumerate(found):
         is_last = at == len(found) - 1  # only this one is committed
         endless = iter(lambda fates=fates, is_last=is_last: STORED if is_last else fates.pop(0) if fates else LOST, -1)  # type: ignore[misc]

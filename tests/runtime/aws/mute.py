@@ -11,11 +11,11 @@ from pathlib import Path
 def sockets_to(port: int) -> int:
     """How many sockets of this machine have that port at their other end.
 
-    One in TIME_WAIT (06) does not count: both ends are closed, and it may be left of an earlier server that
-    had the same port.
+    One without an inode does not count: its process has closed it, and it may be left of an earlier server that had
+    the same port.
     """
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(int(line[2].rpartition(":")[2], 16) == port and line[3] != "06" for line in lines)
+    return sum(int(line[2].rpartition(":")[2], 16) == port and line[9] != "0" for line in lines)
 
 
 @contextmanager
