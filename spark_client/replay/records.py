@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -48,7 +47,7 @@ def from_file(content: bytes, now_seconds: float) -> list[StoredChunk]:
         form = told["producerd_replay"]
         age_seconds = now_seconds - told["seconds"]
         records = [_record(*row) for row in told["chunks"]] if form == FILE_FORMAT else []
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise BadFile(f"{type(error).__name__}: {error}") from None
     if form != FILE_FORMAT:
         raise BadFile(f"its format is {form!r}, and this release knows {FILE_FORMAT}")
@@ -58,9 +57,11 @@ def from_file(content: bytes, now_seconds: float) -> list[StoredChunk]:
 def _record(stream: str, number: int, digest: str, host: str, arn: str, created_seconds: float) -> StoredChunk:
     record = StoredChunk(stream, number, bytes.fromhex(digest), Where(host, arn, created_seconds))
     texts, numbers = (stream, host, arn), (number, created_seconds)
-    if len(record.digest) != 32 or not all(isinstance(each, str) for each in texts):
-        raise ValueError("its chunks are not chunks")
-    if not all(isinstance(each, (int, float)) for each in numbers):
+    if (
+        len(record.digest) != 32
+        or not all(isinstance(each, str) for each in texts)
+        or not all(isinstance(each, (int, float)) for each in numbers)
+    ):
         raise ValueError("its chunks are not chunks")
     return record
 
@@ -73,10 +74,10 @@ class Known:
     """
 
     def __init__(self, records: Iterable[StoredChunk], per_key: Mapping[str, bool]) -> None:
-        self._at: defaultdict[tuple[str, int], set[tuple[bytes, Where]]] = defaultdict(set)
+        self._at: dict[tuple[str, int], set[tuple[bytes, Where]]] = {}
         for record in records:
             # Attempts of which one was cut short may each have recorded other rows at a place, all of them stored.
-            self._at[record.stream, record.number].add((record.digest, record.where))
+            self._at.setdefault((record.stream, record.number), set()).add((record.digest, record.where))
         self._per_key = per_key
         self._sent: set[str] = set()  # the streams of which a chunk was not left out
 
@@ -85,8 +86,8 @@ class Known:
         return (stream, number) in self._at and not (self._per_key[stream] and stream in self._sent)
 
     def has(self, stream: str, number: int, digest: bytes, where: Where | None) -> bool:
-        """Return whether a chunk that may match is stored, ``where`` it would be stored now.  None is unknown."""
-        return where is not None and (digest, where) in self._at[stream, number]
+        """Return whether a chunk is stored at ``where``, the place to which it would be sent now; None if unknown."""
+        return where is not None and (digest, where) in self._at.get((stream, number), ())
 
     def sends(self, stream: str) -> None:
         """Note that a chunk of the stream is sent."""

@@ -156,6 +156,8 @@ WHOLE = to_file([record()], NOW)
         b"[]",
         b"{}",
         b"null",
+        b"[" * 100_000,
+        WHOLE.replace(b"1700100000.0", b"9" * 400),
         WHOLE.replace(b"72", b"7", 1),
         *(
             json.dumps({**json.loads(WHOLE), **wrong}).encode()
@@ -196,6 +198,7 @@ def test_a_record_that_is_too_old_or_of_a_later_time_counts_as_absent(age_second
 def test_only_a_chunk_with_its_place_rows_and_stream_is_left_out() -> None:
     known = Known([record(0), record(2, b"s" * 32), record(2, b"t" * 32)], {"flights": False, "delays": False})
     assert [known.may_match("flights", number) for number in range(3)] == [True, False, True]
+    assert not known.has("delays", 0, b"r" * 32, HERE)
     assert not known.may_match("delays", 0)
     assert known.has("flights", 0, b"r" * 32, HERE)
     assert not known.has("flights", 0, b"s" * 32, HERE)
