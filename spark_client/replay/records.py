@@ -44,13 +44,12 @@ def from_file(content: bytes, now_seconds: float) -> list[StoredChunk]:
     """Return the records of a file, or none if they are too old.  Raises BadFile."""
     try:
         told: Any = json.loads(content)
-        form = told["producerd_replay"]
+        if told["producerd_replay"] != FILE_FORMAT:
+            raise ValueError(f"its format is {told['producerd_replay']!r}, and this release knows {FILE_FORMAT}")
         age_seconds = now_seconds - told["seconds"]
-        records = [_record(*row) for row in told["chunks"]] if form == FILE_FORMAT else []
+        records = [_record(*row) for row in told["chunks"]]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise BadFile(f"{type(error).__name__}: {error}") from None
-    if form != FILE_FORMAT:
-        raise BadFile(f"its format is {form!r}, and this release knows {FILE_FORMAT}")
     return records if -MOST_SKEW_SECONDS <= age_seconds < MOST_AGE_SECONDS else []
 
 
@@ -87,7 +86,7 @@ class Known:
 
     def has(self, stream: str, number: int, digest: bytes, where: Where | None) -> bool:
         """Return whether a chunk is stored at ``where``, the place to which it would be sent now; None if unknown."""
-        return where is not None and (digest, where) in self._at.get((stream, number), ())
+        return (digest, where) in self._at.get((stream, number), ())
 
     def sends(self, stream: str) -> None:
         """Note that a chunk of the stream is sent."""
