@@ -40,6 +40,7 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
 from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.kinesis import StreamSummary
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.runtime.users.shares import LoopShares
@@ -272,6 +273,9 @@ class _Walk:
         return self.stream
 
     def ask_service(self, stream: Stream, hear: Callable[[ServiceAnswer], None]) -> None:  # noqa: ARG002
+        raise AssertionError("a walk asks no question")
+
+    def ask_where(self, stream: Stream, hear: Callable[[StreamSummary | None], None]) -> None:  # noqa: ARG002
         raise AssertionError("a walk asks no question")
 
     def end_loudly(self, error: Exception) -> None:

@@ -31,6 +31,7 @@ from producerd.runtime.asking import ServiceAnswer
 from producerd.runtime.aws.clients import AwsClients, accesses_of, check_accesses
 from producerd.runtime.commands import JsonObject
 from producerd.runtime.dispatcher import Dispatcher
+from producerd.runtime.kinesis import StreamSummary
 from producerd.runtime.leaving import OwnerProcess
 from producerd.runtime.listener import Listener
 from producerd.runtime.rendering import RenderedMetrics
@@ -174,6 +175,9 @@ class Daemon:
             self.streams.ask_service(stream, receive)
         else:
             receive(ServiceAnswer(Service.FAILED, Code.DRAINING, "the daemon stops"))
+
+    def ask_where(self, stream: Stream, receive: Callable[[StreamSummary | None], None]) -> None:
+        self.streams.ask_where(stream, receive)
 
     def end_loudly(self, error: Exception) -> None:
         self._dispatcher.fail_loudly(error)

@@ -37,6 +37,10 @@ class StreamSummary:
     mode: str = ""
     kms_key: str = ""
     """The key that encrypts the stream's records, or "" if they are not encrypted."""
+    created_milliseconds: int = 0
+    """Its StreamCreationTimestamp since 1970, or 0 if the answer has none."""
+    endpoint_host: str = ""
+    """The host, with its port if it names one, that gave this answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from producerd.runtime.asking import NOT_ASKED, ServiceAnswer
 from producerd.runtime.client_frames import ClientFrames, SessionStream
 from producerd.runtime.client_socket import ClientDeadline, ClientSocket
 from producerd.runtime.dry_run import DryRun
+from producerd.runtime.kinesis import StreamSummary
 from producerd.runtime.logs import get_logger
 from producerd.runtime.stream import Stream
 from producerd.runtime.users.peers import Client, peer_of
@@ -65,6 +66,9 @@ class Host(Protocol):
 
     def ask_service(self, stream: Stream, receive: Callable[[ServiceAnswer], None]) -> None:
         """Ask the stream's service whether it would store records, and call ``receive`` with the answer."""
+
+    def ask_where(self, stream: Stream, receive: Callable[[StreamSummary | None], None]) -> None:
+        """Call ``receive`` with the stream's summary, read after this call, or with None if it cannot be read."""
 
     def end_loudly(self, error: Exception) -> None:
         """End the daemon: the gate or the pipeline raised ``error``, so its state may be half changed."""
@@ -282,8 +286,24 @@ class Session(asyncio.BufferedProtocol):
             return
         opened = SessionStream(self._frames, message.stream_id, stream, uid=uid, resumed=bool(message.resumed))
         self._opened[message.stream_id] = opened
-        max_bytes, max_records = stream.gate.largest_frame
-        self._socket.send(messages.Opened(message.stream_id, max_bytes, max_records, stream.max_record_bytes))
+        if message.asks_where and stream is stream.of:
+            self._asking.add(opened)
+            self.host.ask_where(stream, functools.partial(self._tell_opened, opened))
+        else:
+            self._tell_opened(opened)
+
+    @_guarded
+    def _tell_opened(self, opened: SessionStream, where: StreamSummary | None = None) -> None:
+        self._asking.discard(opened)
+        self._heard_at = self._loop.time()
+        stream = opened.stream
+        told = messages.Opened(opened.stream_id, *stream.gate.largest_frame, stream.max_record_bytes)
+        if stream.pipeline.rules.entries.per_key:
+            told.per_key = 1
+        if where is not None:
+            told.endpoint_host, told.stream_arn = where.endpoint_host, where.arn
+            told.created_milliseconds = where.created_milliseconds
+        self._socket.send(told)
 
     def _not_opened(self, message: messages.Open, error: ProducerdError) -> None:
         """Log and say why a client may not open a stream.  A daemon that stops refuses every OPEN without a line."""

@@ -20,12 +20,14 @@ from producerd.runtime.aws.clients import AwsClients, access_of
 from producerd.runtime.aws.kinesis import AioKinesis
 from producerd.runtime.dispatcher import Dispatcher
 from producerd.runtime.dry_run import DryRun
+from producerd.runtime.kinesis import StreamSummary
 from producerd.runtime.logs import get_logger
 from producerd.runtime.shard_watch import ShardWatch
 from producerd.runtime.stream import Stream
 from producerd.runtime.users.connection_table import ConnectionTable
 from producerd.runtime.users.unknown_names import CallAllowance, SparingCalls
 from producerd.runtime.users.user_lists import UserLists
+from producerd.runtime.whereabouts import Whereabouts
 
 log = get_logger("producerd.streams")
 
@@ -66,6 +68,7 @@ class Streams:
         self._known: dict[str, Stream] = {}
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._askings: dict[Stream, Asking] = {}
+        self._whereabouts: dict[Stream, Whereabouts] = {}
         self._openers: dict[Stream, int | None] = {}  # the user who opened it first
         self._dry_runs: dict[DryRun, asyncio.Task[None]] = {}
         self._allowance = CallAllowance()
@@ -79,6 +82,8 @@ class Streams:
                 task.cancel()
             for asking in self._askings.values():
                 asking.close()
+            for whereabouts in self._whereabouts.values():
+                whereabouts.close()
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._known.values())
@@ -145,6 +150,10 @@ class Streams:
         if (asking := self._askings.get(stream.of)) is not None:
             asking.ask(receive)
 
+    def ask_where(self, stream: Stream, receive: Callable[[StreamSummary | None], None]) -> None:
+        """Call ``receive`` with the summary of a stream, read after this call, or with None if it cannot be read."""
+        self._whereabouts[stream].ask(receive)
+
     def hand_room_on(self, now: float) -> None:
         """Offer room of the node that came free to the streams that wait for it.  All others send what lingers.
 
@@ -185,6 +194,7 @@ class Streams:
         kinesis = AioKinesis(client, self._executor)
         calls = SparingCalls(kinesis, self._allowance, lambda: {*stream.users, uid}, partial(self._is_known, stream))
         self._askings[stream] = Asking(stream, calls, self._tasks)
+        self._whereabouts[stream] = Whereabouts(stream.address, calls, self._tasks)
         self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
         self._dispatcher.carry(stream, kinesis)
         return stream
@@ -285,6 +295,7 @@ class Streams:
     def _forget(self, stream: Stream) -> None:
         self._watches.pop(stream).cancel()
         self._askings.pop(stream).close()
+        self._whereabouts.pop(stream).close()
         del self._openers[stream]
         self._dispatcher.forget(stream)
         del self._known[stream.name]

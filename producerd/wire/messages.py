@@ -220,17 +220,24 @@ class Open:
     stream: Text
     resumed: Annotated[U8, 1] = 0
     dry_run: Annotated[U8, 2] = 0
+    asks_where: Annotated[U8, 3] = 0  # 1: OPENED is to say where the stream is
 
 
 @dataclass
 class Opened:
-    """The daemon opened a stream.  The fields have the largest frame (charged bytes, records) and record (key +
-    data)."""
+    """The daemon opened a stream.  The fields have the largest frame (charged bytes, records) and record (key + data).
+
+    Where the stream is was read after the OPEN that asked for it.  The ARN is empty if it could not be read.
+    """
 
     stream_id: U32
     max_frame_bytes: U64
     max_frame_records: U32
     max_record_bytes: Annotated[U64, 1] = 0
+    per_key: Annotated[U8, 2] = 0
+    endpoint_host: Annotated[Text, 3] = ""
+    stream_arn: Annotated[Text, 4] = ""
+    created_milliseconds: Annotated[U64, 5] = 0  # its StreamCreationTimestamp
 
 
 @dataclass

@@ -146,6 +146,7 @@ class StandInHost:
         self.gone: list[Session] = []
         self.failures: list[Exception] = []
         self.questions: list[Callable[[ServiceAnswer], None]] = []  # what has been asked of the service
+        self.where_questions: list[Callable[[StreamSummary | None], None]] = []
         self.answers_late = False
         self.word = ServiceAnswer(messages.Service.FAILED, Code.UNREACHABLE, "no such host")
         settings = StreamSettings(queue_limit=queue_limit, **changed)
@@ -164,6 +165,9 @@ class StandInHost:
         self.questions.append(hear)
         if not self.answers_late:
             hear(self.word)
+
+    def ask_where(self, stream: Stream, hear: Callable[[StreamSummary | None], None]) -> None:
+        self.where_questions.append(hear)
 
     def end_loudly(self, error: Exception) -> None:
         self.failures.append(error)

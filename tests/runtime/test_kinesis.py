@@ -12,6 +12,7 @@ from dataclasses import replace
 from socket import EAI_NONAME, gaierror
 from typing import Any
 from unittest.mock import MagicMock
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -205,6 +206,7 @@ async def test_the_summary_has_what_a_producer_needs_to_know() -> None:
     assert summary.max_record_bytes == 10_240 * 1024
     assert summary.record_distribution_strategy == "USER_PARTITION_KEY"
     assert (summary.status, summary.mode, summary.kms_key) == ("ACTIVE", "PROVISIONED", "")
+    assert (summary.created_milliseconds, summary.endpoint_host) == (1_700_000_000_000, urlsplit(server.url).netloc)
 
 
 @pytest.mark.parametrize("status", [200, 503])
@@ -397,9 +399,11 @@ async def test_an_answer_whose_status_is_no_success_is_none() -> None:
         ),
         ({"EncryptionType": "KMS"}, StreamSummary("arn", 1_048_576)),
         ({"StreamModeDetails": {"StreamMode": "ON_DEMAND"}}, StreamSummary("arn", 1_048_576, mode="ON_DEMAND")),
+        ({"StreamCreationTimestamp": 1.7e9}, StreamSummary("arn", 1_048_576, created_milliseconds=1_700_000_000_000)),
+        ({"StreamCreationTimestamp": None}, StreamSummary("arn", 1_048_576)),
     ],
 )
 async def test_what_a_summary_leaves_out_is_as_usual(more: dict[str, Any], expected: StreamSummary) -> None:
     answer = json.dumps({"StreamDescriptionSummary": {"StreamARN": "arn", **more}}).encode()
     async with recording(answer) as (url, _), reaching(url) as kinesis:
-        assert await kinesis.describe_stream_summary(FLIGHTS) == expected
+        assert await kinesis.describe_stream_summary(FLIGHTS) == replace(expected, endpoint_host=urlsplit(url).netloc)

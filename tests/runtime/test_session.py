@@ -20,6 +20,7 @@ from producerd.core.rows.frame import RowEnd
 from producerd.core.rows.sorting import sort_rows
 from producerd.errors import Code, Outcome
 from producerd.runtime.client_socket import MESSAGES_OF_A_TURN
+from producerd.runtime.kinesis import StreamSummary
 from producerd.runtime.session import Session
 from producerd.runtime.stream import Stream
 from producerd.runtime.users.peers import Peer
@@ -146,6 +147,30 @@ async def test_a_question_to_the_service_is_asked_once_at_a_time_and_a_plain_sta
     session.connection_lost(None)
     host.questions[-1](host.word)
     assert (transport.drain(), host.failures) == ([], []), "its client has gone"
+
+
+async def test_opened_says_where_the_stream_is_to_a_client_that_asks_and_waits_for_it() -> None:
+    host = StandInHost(ordering="per_key")
+    hello, asks = messages.Hello(1, 1, client="test"), messages.Open(1, "flights", asks_where=1)
+    session, transport = connected(host, hello, asks)
+    assert [type(message) for message in transport.drain()] == [messages.Welcome]
+    assert session.idle_since is None, "it waits for an answer"
+    tell(session, STATUS)
+    assert [type(message) for message in transport.drain()] == [messages.Blocked]
+    host.where_questions[0](StreamSummary("arn", 1, created_milliseconds=7, endpoint_host="there"))
+    stream = host.stream
+    known: dict[str, Any] = {"per_key": 1, "endpoint_host": "there", "stream_arn": "arn", "created_milliseconds": 7}
+    said = messages.Opened(1, *stream.gate.largest_frame, stream.max_record_bytes)
+    assert (transport.drain(), session.idle_since is None) == ([replace(said, **known)], False)
+
+    session, transport = connected(host, hello, asks)
+    host.where_questions[1](None)
+    session.connection_lost(None)
+    assert transport.drain()[1:] == [replace(said, max_frame_records=2, per_key=1)], "two share the queue"
+    session, transport = connected(host, hello, asks)
+    session.connection_lost(None)
+    host.where_questions[2](None)
+    assert (transport.drain()[1:], host.failures, len(host.where_questions)) == ([], [], 3), "its client has gone"
 
 
 async def test_a_failure_of_the_gate_or_the_pipeline_ends_the_daemon(

@@ -23,8 +23,8 @@ PROTOCOL = Path(__file__).resolve().parents[2] / "docs/build/protocol.md"
 MESSAGES: tuple[Message, ...] = (
     messages.Hello(1, 3, 1, 1, "spark_client 1.0", "app-1", "query", "run", 7, -1, 3, 4, 4711, 1),
     messages.Welcome(1, 9, 8 << 20, 16, 1 << 20, 10_000, 30.0, "producerd 1.0", 1),
-    messages.Open(2, "flights", 1, 1),
-    messages.Opened(2, 1 << 20, 10_000, 10 << 20),
+    messages.Open(2, "flights", 1, 1, 1),
+    messages.Opened(2, 1 << 20, 10_000, 10 << 20, 1, "there", "arn", 7),
     messages.Reserve(5, 2, Layout(3, 10, 20, 5, 3)),
     messages.Grant(5),
     messages.Refused(5, 2, "TOO_LARGE", "cut it", 4096, 12, 1),

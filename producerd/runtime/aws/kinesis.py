@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from producerd.config.redaction import redacted_url
 from producerd.core.encoding.entries import EncodedRequest
@@ -111,7 +112,8 @@ class AioKinesis:
         answer = await self._call("describe_stream_summary", address)
         if isinstance(answer, RequestFailed):
             return answer
-        return _read(_summary, answer)
+        endpoint = (await self._client.ready()).meta.endpoint_url
+        return _read(_summary, answer, urlsplit(endpoint).netloc.rpartition("@")[2])
 
     async def dry_run(self, address: Address) -> RequestFailed | None:
         """Return why PutRecords would fail, or None if the daemon may send, without storing a record.
@@ -220,12 +222,13 @@ def _size_and_next_token(page: dict[str, Any]) -> tuple[int, str]:
     return len(page["Shards"]), _text(page.get("NextToken") or "")
 
 
-def _summary(answer: dict[str, Any]) -> StreamSummary:
+def _summary(answer: dict[str, Any], endpoint_host: str) -> StreamSummary:
     description = answer["StreamDescriptionSummary"]
     kib = description.get("MaxRecordSizeInKiB") or DEFAULT_MAX_RECORD_KIB
     if type(kib) is not int or not 0 < kib <= MAX_RECORD_KIB:
         raise ValueError("a size that no record has")
     strategy = _text(description.get("RecordDistributionStrategy") or "USER_PARTITION_KEY")
+    created = description.get("StreamCreationTimestamp")
     return StreamSummary(
         _text(description["StreamARN"]),
         kib * 1024,
@@ -233,6 +236,8 @@ def _summary(answer: dict[str, Any]) -> StreamSummary:
         status=_text(description.get("StreamStatus") or ""),
         mode=_text((description.get("StreamModeDetails") or {}).get("StreamMode") or ""),
         kms_key=_text(description.get("KeyId") or "") if description.get("EncryptionType") == "KMS" else "",
+        created_milliseconds=max(0, round(created.timestamp() * 1000)) if isinstance(created, datetime) else 0,
+        endpoint_host=endpoint_host,
     )
 
 

@@ -1,0 +1,67 @@
+"""Where a stream is: its endpoint, its ARN and its creation, read for clients that keep records of what is stored.
+
+A stream of the same name may be made again while the daemon knows it.  A client therefore gets no answer of a reading
+that began before its question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+from producerd.core.failures import meaning_of
+from producerd.core.sending.answers import RequestFailed
+from producerd.errors import Code
+from producerd.runtime.kinesis import Address, ControlPlane, StreamSummary
+
+WHERE_SECONDS: Final = 5.0
+"""How long a client waits for the answer."""
+Receive = Callable[["StreamSummary | None"], None]
+
+
+class Whereabouts:
+    """The questions where one stream is.  One reading at a time is on its way, and the next serves all that wait."""
+
+    def __init__(self, address: Address, service: ControlPlane, tasks: asyncio.TaskGroup) -> None:
+        self._address = address
+        self._service = service
+        self._tasks = tasks
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: list[Receive] = []
+        self._until = 0.0  # the end of the first one's wait
+
+    def ask(self, receive: Receive) -> None:
+        """Call ``receive`` with the stream's summary, or with None if there is none in time."""
+        if not self._waiting:
+            self._until = asyncio.get_running_loop().time() + WHERE_SECONDS
+        self._waiting.append(receive)
+        if self._reading is None:
+            self._reading = self._tasks.create_task(self._read())
+
+    def close(self) -> None:
+        """Cancel the reading, because the daemon forgets the stream."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            found = await self._summary()
+            for receive in waiting:
+                receive(found)
+        self._reading = None
+
+    async def _summary(self) -> StreamSummary | None:
+        try:
+            async with asyncio.timeout_at(self._until):
+                while True:
+                    answer = await self._service.describe_stream_summary(self._address)
+                    if not isinstance(answer, RequestFailed):
+                        return answer if answer.created_milliseconds else None
+                    if meaning_of(answer.code).code != Code.THROTTLED:
+                        return None
+                    await asyncio.sleep(random.uniform(0.2, 1))  # many nodes ask when a batch begins
+        except TimeoutError:
+            return None
