@@ -507,6 +507,11 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "Records of which nothing was taken: the whole stream is refused, or a record is larger than the queue may be. "
         "Each try counts.",
     ): lambda s, _: s.refused_records,
+    Family(
+        "left_out_records_total",
+        "counter",
+        "Records that no client sent, because its replay guard found that an earlier run had stored them.",
+    ): lambda s, _: s.left_out_records,
     Family("queue_records", "gauge", "Records accepted and not settled yet."): lambda s, _: s.pipeline.queued_records,
     Family("queue_bytes", "gauge", "Bytes granted and not settled yet, as the queue counts them."): lambda s, _: (
         s.budget.used_bytes

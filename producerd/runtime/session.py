@@ -297,12 +297,15 @@ class Session(asyncio.BufferedProtocol):
         self._asking.discard(opened)
         self._heard_at = self._loop.time()
         stream = opened.stream
-        told = messages.Opened(opened.stream_id, *stream.gate.largest_frame, stream.max_record_bytes)
-        if stream.pipeline.rules.entries.per_key:
-            told.per_key = 1
-        if where is not None:
-            told.endpoint_host, told.stream_arn = where.endpoint_host, where.arn
-            told.created_milliseconds = where.created_milliseconds
+        told = messages.Opened(
+            opened.stream_id,
+            *stream.gate.largest_frame,
+            stream.max_record_bytes,
+            per_key=int(stream.pipeline.rules.entries.per_key),
+            endpoint_host=where.endpoint_host if where else "",
+            stream_arn=where.arn if where else "",
+            created_milliseconds=where.created_milliseconds if where else 0,
+        )
         self._socket.send(told)
 
     def _not_opened(self, message: messages.Open, error: ProducerdError) -> None:
@@ -327,6 +330,8 @@ class Session(asyncio.BufferedProtocol):
         streams = self._frames.streams() if message.stream_id == 0 else [self._opened_by(message.stream_id)]
         for opened in streams:
             opened.stream.flush(opened)
+        if message.left_out:
+            self._opened_by(message.stream_id).stream.count_left_out(message.left_out)
 
     def _status(self, message: messages.Status) -> None:
         opened = self._opened_by(message.stream_id)

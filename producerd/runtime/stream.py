@@ -101,6 +101,7 @@ class Stream:
         self.report = StreamReport(name, self.pipeline, self.gate, self.budget)
         self.rejected_records: Counter[str] = Counter()  # by code
         self.refused_records = 0
+        self.left_out_records = 0
         self.credentials = credentials
         self.reading_changed = asyncio.Event()
         self.summary_wanted = asyncio.Event()  # at once, for a caller that needs it
@@ -310,6 +311,10 @@ class Stream:
     def count_refused(self, records: int) -> None:
         """Count records whose frame the gate refused because of the stream."""
         self.refused_records += records
+
+    def count_left_out(self, records: int) -> None:
+        """Count records that a client did not send, because an earlier run has stored them."""
+        self.left_out_records += records
 
     def pause(self, now: float) -> None:
         """Send nothing until `resume`.  The gate still admits callers until the queue is full."""

@@ -330,9 +330,13 @@ class Ack:
 
 @dataclass
 class Flush:
-    """The client asks the daemon to send this session's rows of a stream (0: of all streams) without lingering."""
+    """The client asks the daemon to send this session's rows of a stream (0: of all streams) without lingering.
+
+    It may also tell of rows of the stream that it has left out, because an earlier run has stored them.
+    """
 
     stream_id: U32 = 0
+    left_out: Annotated[U64, 1] = 0
 
 
 @dataclass

@@ -173,6 +173,13 @@ async def test_opened_says_where_the_stream_is_to_a_client_that_asks_and_waits_f
     assert (transport.drain()[1:], host.failures, len(host.where_questions)) == ([], [], 3), "its client has gone"
 
 
+async def test_rows_that_a_client_has_left_out_are_counted_for_their_stream(host: StandInHost) -> None:
+    session, transport = opened(host, messages.Flush(1, left_out=7), messages.Flush(1), messages.Flush(1, left_out=5))
+    assert (host.stream.left_out_records, transport.drain()) == (12, [])
+    tell(session, messages.Flush(left_out=1))
+    assert "stream number 0 is not open" in str(transport.drain())
+
+
 async def test_a_failure_of_the_gate_or_the_pipeline_ends_the_daemon(
     monkeypatch: pytest.MonkeyPatch, host: StandInHost
 ) -> None:

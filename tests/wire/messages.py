@@ -40,7 +40,7 @@ MESSAGES: tuple[Message, ...] = (
         ),
         judged=bytes([0b1]),
     ),
-    messages.Flush(2),
+    messages.Flush(2, 7),
     messages.Status(2, 1, 1),
     messages.Blocked(
         2,
