@@ -13,6 +13,7 @@ import bisect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import BadColumn
@@ -58,6 +59,24 @@ class Batch:
         self._validity = _Bitmap(data.is_valid()) if data.null_count else None
         self._columns = [column for column in (self._keys, self._data, self._hash_keys) if column is not None]
 
+    @staticmethod
+    def copied(columns: Columns) -> Batch:
+        """Return a copy of a frame's rows.  Its views would keep a whole Arrow batch, which may be large."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        flags, rows = columns.layout.flags, columns.layout.records
+        names = (KEY, DATA, HASH_KEY)[: 3 if flags & FLAG_HASH_KEYS else 2]
+        arrays = []
+        for place, name in enumerate(names):
+            offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(columns.parts[place])])
+            offsets = pc.subtract(offsets, offsets[0]).buffers()[1]
+            values = pa.py_buffer(bytes(columns.parts[place - len(names)]))
+            has_nulls = name == DATA and flags & FLAG_VALIDITY
+            present = pa.py_buffer(bytes(columns.parts[len(names)])) if has_nulls else None
+            arrays.append(pa.Array.from_buffers(pa.binary(), rows, [present, offsets, values]))
+        return Batch(pa.RecordBatch.from_arrays(arrays, names=names))
+
     def charge_bytes(self, start: int, stop: int) -> int:
         """Return what a frame of these rows counts against limits, which is also its layout's number."""
         rows = sum(column.size(start, stop) for column in self._columns)
@@ -93,6 +112,24 @@ class Batch:
         ]
         values = [column.values(start, stop) for column in self._columns]
         return Columns(layout, (*offsets, *([validity] if validity else []), *values))
+
+
+@dataclass
+class BatchPart:
+    """Rows of a batch from ``start`` on, ready to be cut."""
+
+    batch: Batch
+    start: int
+    records: int
+
+    def frame_end(self, start: int, max_frame_bytes: int, max_frame_records: int) -> int:
+        """Return where the frame that begins at ``start`` ends, as `Cuttable` asks."""
+        end = self.batch.frame_end(self.start + start, max_frame_bytes, max_frame_records)
+        return min(end - self.start, self.records)
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """Return the frame of rows ``start`` to ``stop`` of these, as views."""
+        return self.batch.columns(self.start + start, self.start + stop)
 
 
 def by_stream(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[str | None, Batch, Sequence[int]]]:

@@ -60,6 +60,8 @@ class Connection:
     ``tally`` counts how rows ended that were put without a tally of their own; by default it is a new one.
     ``acknowledged`` is called after each acknowledgement.
 
+    ``opened`` is called with each stream's OPENED, which then says where the stream is.
+
     With ``dry_run`` its streams are opened for a dry run.  The figures are lost with the session, and so the connection
     ends with it: leave ``reconnect_timeout_seconds`` at 0.
     """
@@ -75,8 +77,10 @@ class Connection:
         start: Callable[[], None] | None = None,
         tally: Tally | None = None,
         dry_run: bool = False,
+        opened: Callable[[str, messages.Opened], object] | None = None,
     ) -> None:
         self._dry_run = dry_run
+        self._opened = opened
         self.tally = Tally() if tally is None else tally
         self._hello = dataclasses.replace(hello, comes_back=int(not dry_run))
         self._paths = paths
@@ -274,6 +278,10 @@ class Connection:
         except BackpressureTimeout as full:  # raised for a frame that is sent again
             raise FlushTimeout(f"{self._backlog} after {timeout_seconds} s: {full}") from None
 
+    def note_left_out(self, stream: str, records: int) -> None:
+        """Have the daemon count rows of an open stream that are left out, because an earlier run has stored them."""
+        self._lasting(lambda session, _: session.note_left_out(stream, records))
+
     def figures(self) -> dict[str, messages.Figures]:
         """Return what the daemon counted of each stream's dry run.  Call `flush` before."""
         return {stream: self._session.figures(stream) for stream in self._session.streams}
@@ -289,6 +297,7 @@ class Connection:
             self._wait_time,
             self._start,
             dry_run=self._dry_run,
+            opened=self._opened,
         )
 
     def _lasting(

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from spark_client.replay.guard import GuardPlan
+
 LOG: Final = logging.getLogger("producerd.client")
 WAY_TO_NAME_A_STREAM: Final = "its name with the option stream (in SQL: INSERT INTO t WITH ('stream' = 'NAME'))"
 ROWS_AT_ONCE: Final = 1_000
@@ -73,17 +75,21 @@ class ProducerdDataSource(datasource.DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         if overwrite:
             refuse(['a Kinesis stream can only be appended to: give .mode("append") to save(), or say INSERT INTO'])
-        return _BatchWriter(_Sink.of(from_text(self.options), schema))
+        options = from_text(self.options)
+        if options.replay_guard is not None and options.replay_key is None:
+            refuse(["replayKey: a batch job with replayGuard needs one, which a repeat of this write gives again"])
+        return _BatchWriter(_Sink.of(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802, ARG002 - Spark's name and shape
         return _StreamWriter(_Sink.of(from_text(self.options), schema))
 
 
 class _CommitMessage(datasource.WriterCommitMessage):
-    """A task's commit: its `PartitionResult` as a line, or None for an empty partition."""
+    """A task's commit: its `PartitionResult` as a line, or None for an empty partition, and the query's id."""
 
-    def __init__(self, line: str | None) -> None:
+    def __init__(self, line: str | None, query_id: str | None = None) -> None:
         self.line = line
+        self.query_id = query_id
 
 
 class _Sink(NamedTuple):
@@ -93,6 +99,7 @@ class _Sink(NamedTuple):
     places: dict[str, int]
     binary: frozenset[str]
     token: str  # of this write
+    guard: GuardPlan | None  # without the folder of a query's batch, which its tasks know
 
     @staticmethod
     def of(options: WriterOptions, schema: StructType) -> _Sink:
@@ -113,14 +120,18 @@ class _Sink(NamedTuple):
             places[column] = names.index(name)
             if kind.typeName() == "binary":
                 binary.add(column)
-        return _Sink(options, places, frozenset(binary), uuid.uuid4().hex)
+        return _Sink(options, places, frozenset(binary), uuid.uuid4().hex, _guard(options))
 
-    def send(self, batches: Iterable[pa.RecordBatch], call: str) -> _CommitMessage:
-        """Send one task's partition.  The names of its diverted rows' files begin with ``call``."""
+    def send(self, batches: Iterable[pa.RecordBatch], call: str, guards: str) -> _CommitMessage:
+        """Send one task's partition.
+
+        The names of its diverted rows' files begin with ``call``, and its replay guard's folder is ``guards``.
+        """
         if not self.options.allow_speculation:
             refuse_speculation(local_property("spark.speculation"))
-        result = send(Plan.of(self.options, call=call), map(self._sent, batches))
-        return _CommitMessage(result.to_line() if result is not None else None)
+        guard = None if self.guard is None else self.guard._replace(folder=guards)
+        result = send(Plan.of(self.options, call=call, guard=guard), map(self._sent, batches))
+        return _CommitMessage(result.to_line() if result is not None else None, local_property(QUERY_ID))
 
     def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are sent, under our own names."""
@@ -148,6 +159,24 @@ class _Sink(NamedTuple):
         options = self.options
         merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records).log(LOG)
 
+    def forget_other_batches(self, batch_id: int, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
+        """Remove what the replay guard knows of a query's other batches, when this one is stored."""
+        queries = {message.query_id for message in messages if isinstance(message, _CommitMessage)} - {None}
+        if self.guard is not None:
+            from spark_client.replay.driver import prune_others
+
+            for query_id in queries:
+                prune_others(self.guard.uri, f"query={query_id}", batch_id)
+
+
+def _guard(options: WriterOptions) -> GuardPlan | None:
+    """Return what all tasks of a write must know of its replay guard.  What is imported here is not without one."""
+    if options.replay_guard is None:
+        return None
+    from spark_client.replay.driver import plan_without_look
+
+    return plan_without_look(options.replay_guard, options.replay_guard_interval_seconds)
+
 
 def _odd(column: str, name: str, why: str) -> BadColumn:
     return BadColumn(marked(Code.BAD_COLUMN, f"{OPTION[column]}={name!r}: {why}"))
@@ -158,7 +187,7 @@ class _BatchWriter(datasource.DataSourceArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _CommitMessage:
-        return self._sink.send(iterator, self._sink.token)
+        return self._sink.send(iterator, self._sink.token, f"key={self._sink.options.replay_key}/batch=none/0")
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
         self._sink.sum_up(None, messages)
@@ -170,8 +199,10 @@ class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, 
 
     def write(self, iterator: Iterator[Any]) -> _CommitMessage:
         # A query has one such sink, and nothing else of it has names of this form.
-        call = f"{local_property(QUERY_ID)}-{local_property(BATCH_ID)}-sink"
-        return self._sink.send(iterator if STREAMS_ARROW else self._sink.batches(iterator), call)
+        query_id, batch_id = local_property(QUERY_ID), local_property(BATCH_ID)
+        batches = iterator if STREAMS_ARROW else self._sink.batches(iterator)
+        return self._sink.send(batches, f"{query_id}-{batch_id}-sink", f"query={query_id}/batch={batch_id}/0")
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         self._sink.sum_up(batchId, messages)
+        self._sink.forget_other_batches(batchId, messages)

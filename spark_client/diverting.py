@@ -90,20 +90,21 @@ class Place(NamedTuple):
         with mmap.mmap(source, size, access=mmap.ACCESS_READ) as content:
             if self.bucket:
                 key = f"{self.prefix}/{name}" if self.prefix else name
-                _upload(self._s3(), f"{self.bucket}/{key}", content)
+                # In the background it would copy the whole file into memory.
+                _upload(self.s3(background_writes=False), f"{self.bucket}/{key}", content)
             else:
                 os.makedirs(self.prefix or "/", exist_ok=True)
                 _write(f"{self.prefix}/{name}", content)
 
-    def _s3(self) -> pyarrow.fs.S3FileSystem:
+    def s3(self, **options: Any) -> pyarrow.fs.S3FileSystem:
+        """Return Arrow's file system of the bucket, with these options of Arrow's."""
         from pyarrow import fs
 
         region = self.parameters.get("region")
         if not region and "endpoint_override" not in self.parameters:
             with contextlib.suppress(OSError):  # without an answer, AWS's SDK looks for a region as usual
                 region = fs.resolve_s3_region(self.bucket)
-        # In the background it would copy the whole file into memory.
-        return fs.S3FileSystem(**{**self.parameters, "region": region}, background_writes=False)
+        return fs.S3FileSystem(**{**self.parameters, "region": region}, **options)
 
 
 def _upload(files: pyarrow.fs.S3FileSystem, path: str, content: mmap.mmap) -> None:

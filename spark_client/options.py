@@ -69,7 +69,7 @@ class Option(NamedTuple):
         """Return a value as an error shows it.  A wrong place may have keys of AWS, in one way or another."""
         if self.name == "daemon" and isinstance(value, Mapping):
             return daemon_settings.shown(value)
-        may_have_keys = self.name == "divert_to" and re.search("[@?]", str(value))
+        may_have_keys = self.name in ("divert_to", "replay_guard") and re.search("[@?]", str(value))
         return "'***'" if may_have_keys else quoted(value)
 
     def advice(self, value: Any) -> str:
@@ -310,6 +310,33 @@ class WriterOptions:
             seconds,
         ),
     )
+    replay_guard: str | None = field(
+        default=None,
+        metadata=_about(
+            "where records of what is stored are kept, so that a repeated micro-batch is stored once: "
+            "`s3://bucket/prefix` or `file:///folder` on a file system that all nodes share",
+            PLACES,
+            lambda value: value is None or _is_place(value),
+        ),
+    )
+    replay_key: str | None = field(
+        default=None,
+        metadata=_about(
+            "what names this write to `replay_guard` where Spark has no query for it: in a batch job, and in Spark "
+            "Connect's `foreachBatch`",
+            "give 1 to 128 of a-z A-Z 0-9 _ . - that name this write and no other",
+            lambda value: value is None or (isinstance(value, str) and STREAM_NAME.fullmatch(value) is not None),
+        ),
+    )
+    replay_guard_interval_seconds: float = field(
+        default=10,
+        metadata=_about(
+            "how often a task records what is stored; a killed task's rows since then are stored again",
+            "give a number of seconds, 1 to 3600",
+            lambda value: is_seconds(value) and 1 <= value <= 3600,
+            seconds,
+        ),
+    )
     progress: bool = field(
         default=True,
         metadata=_about(
@@ -340,6 +367,8 @@ class WriterOptions:
         if self.socket is not None and self.daemon is not None:
             yield f"socket={self.socket!r}: of a daemon that runs already, and daemon= starts one; give one of the two"
 
+        if self.replay_key is not None and self.replay_guard is None:
+            yield f"replay_key={self.replay_key!r}: of replay_guard, which is not given; give both, or none"
         if (self.on_bad_record == "divert") != (self.divert_to is not None):
             yield (
                 f"on_bad_record={self.on_bad_record!r}, divert_to={self.divert_to!r}: "

@@ -31,7 +31,7 @@ from spark_client.dry_run import DryRunResult, StreamDryRun, merged, of_fields
 from spark_client.reasons import kind_of
 from spark_client.tally import MAX_ROWS_NAMED
 
-COUNTED: Final = ("skipped", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
+COUNTED: Final = ("skipped", "left_out", "retries", "throttled", "possible_duplicates", "spread_keys", "resent")
 MAX_LINE_CHARACTERS: Final = 2000
 MAX_FAILURES_NAMED: Final = 5
 MAX_HOSTS_NAMED: Final = 20
@@ -144,6 +144,8 @@ class PartitionResult(NamedTuple):
 
     ``dry_run`` has what a dry run found, for each stream.
 
+    ``left_out`` counts the rows that the replay guard found stored.  ``guard_problem`` is what kept it from more.
+
     ``seconds`` is how long the task took from its first row.  ``why`` is what held it longest, in the daemon's words,
     and ``why_seconds`` for how long.
     """
@@ -166,6 +168,8 @@ class PartitionResult(NamedTuple):
     why: str = ""
     why_seconds: float = 0.0
     dry_run: tuple[StreamDryRun, ...] = ()
+    left_out: int = 0
+    guard_problem: str = ""
 
     def failed(self, skip_bad_records: bool) -> list[RowFailure]:
         """Return the failures that fail the batch: all, or with ``skip_bad_records`` those that are not judged."""
@@ -211,6 +215,7 @@ class BatchResult(NamedTuple):
         waiting_share: The share of the tasks' time in which they waited for either, from 0 to 1.
         stream: The stream's name, or None if each row named its own.
         dry_run: What a dry run found, or None if the batch is stored.  The counts are then of what would be stored.
+        left_out: How many records were not sent again, because the replay guard found them stored.
     """
 
     batch_id: int | None
@@ -233,11 +238,17 @@ class BatchResult(NamedTuple):
     waiting_share: float = 0.0
     stream: str | None = None
     dry_run: DryRunResult | None = None
+    left_out: int = 0
+
+    @property
+    def sent(self) -> int:
+        """How many records this write has stored."""
+        return self.records - self.skipped - self.left_out
 
     @property
     def records_per_second(self) -> float:
         """How many records were stored per second of the write."""
-        return (self.records - self.skipped) / self.seconds if self.seconds else 0.0
+        return self.sent / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
         """Return the line that a log and a notebook show."""
@@ -306,6 +317,10 @@ class BatchResult(NamedTuple):
         rows = f"; skipped (partition:row): {rows}" if rows else ""
         files = f"; {len(self.diverted)} files have them, such as {self.diverted[0]}" if self.diverted else ""
         logger.log(level, "%s%s%s", self, rows, files)
+        problems = [partition.guard_problem for partition in self.partitions if partition.guard_problem]
+        if problems:
+            tasks = counted(len(problems), "task")
+            logger.warning("replay guard: %s could not use it fully: %s", tasks, problems[0])
         for daemon in self.daemons:
             logger.info("%s", daemon)
 
@@ -365,6 +380,7 @@ def merge(
         dry_run=merged(itertools.chain(*(p.dry_run for p in partitions)), (failure for _, failure in skipped))
         if dry_run
         else None,
+        left_out=sum(p.left_out for p in partitions),
         waiting_share=_share(
             sum(p.seconds_blocked + p.seconds_flushing for p in partitions), sum(p.seconds for p in partitions)
         ),

@@ -38,6 +38,8 @@ LOG_AGAIN_SECONDS: Final = 300.0
 """The log reports a wait after the same times as the daemon reports to a blocked caller."""
 LONG_WAIT_SECONDS: Final = 0.25
 """The shortest wait that counts, because a loop of puts has thousands of short ones."""
+WHERE_SECONDS: Final = 7.0
+"""The least wait for an OPENED that says where the stream is: a daemon looks for that for up to 5 s."""
 SILENT_SECONDS: Final = 360.0
 """How long a daemon is silent before the log says so.  It must exceed the 5 minutes between reports of no room."""
 
@@ -100,6 +102,8 @@ class DaemonSession:
     if the socket has ended, or with DRAINING if the daemon stops and takes no more frames.  ``backlog`` then has the
     frames that the daemon did not acknowledge.
 
+    ``opened`` is called with each stream's OPENED, which then says where the stream is.
+
     ``has_progressed`` is whether the daemon acknowledged a frame, or the client waited without any.
     """
 
@@ -113,6 +117,7 @@ class DaemonSession:
         start: Callable[[], None] | None = None,
         *,
         dry_run: bool = False,
+        opened: Callable[[str, messages.Opened], object] | None = None,
     ) -> None:
         self.streams: dict[str, OpenStream] = {}
         self.draining: messages.Draining | None = None
@@ -126,6 +131,7 @@ class DaemonSession:
         wait_time.reasons.forget_question()
         self._channel, self._welcome = dial(hello, paths, timeout_seconds, start)
         self._dry_run = dry_run
+        self._tell_opened = opened
         if dry_run and not self._welcome.dry_runs:
             self.close()
             text = f"the daemon ({self._welcome.daemon}) would store the rows of a dry run: upgrade it"
@@ -164,12 +170,16 @@ class DaemonSession:
         """Open a stream.  After a call that timed out, wait for the answer to its OPEN and send no other."""
         if stream not in self.streams and stream not in self._opening:
             self._last_number += 1
-            self._tell(messages.Open(self._last_number, stream, int(self._resumed), int(self._dry_run)))
+            asks_where = int(self._tell_opened is not None)
+            self._tell(messages.Open(self._last_number, stream, int(self._resumed), int(self._dry_run), asks_where))
             self._opening[stream] = self._last_number
         number = self._opening.get(stream)
+        until = deadline.at
+        if until is not None and self._tell_opened is not None:  # the daemon answers when it has asked Kinesis
+            until = max(until, time.monotonic() + WHERE_SECONDS)
         try:
             while stream in self._opening:
-                answer = self._read(deadline.at)
+                answer = self._read(until)
                 self._settle(answer)
                 if isinstance(answer, messages.Refused) and (answer.frame_id, answer.stream_id) == (0, number):
                     raise self._refusal(answer)
@@ -184,6 +194,10 @@ class DaemonSession:
         self._tell(messages.Status(self.streams[stream].number, asks_figures=1))
         figures: messages.Figures = self._answer(lambda message: isinstance(message, messages.Figures), ANSWER_SECONDS)
         return figures
+
+    def note_left_out(self, stream: str, records: int) -> None:
+        """Have the daemon count rows of an open stream that are left out, because an earlier run has stored them."""
+        self._tell(messages.Flush(self.streams[stream].number, left_out=records))
 
     def _ask_service(self, stream: str) -> None:
         """Raise Refused if Kinesis would store nothing of a stream, whose rows no dry run sends there."""
@@ -387,6 +401,8 @@ class DaemonSession:
                 min(opened.max_frame_bytes, self._welcome.max_frame_bytes),
                 min(opened.max_frame_records, self._welcome.max_frame_records),
             )
+            if self._tell_opened is not None:
+                self._tell_opened(name, opened)
 
     def _settle_next(self, until: float | None, stream: str) -> None:
         """Wait for the next message and settle it.  Log what the client waits for if it has waited for long."""

@@ -5,7 +5,7 @@ A tally's memory is bounded: it has at most `MAX_FAILURES` kinds, and each names
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -42,6 +42,7 @@ class Tally:
 
     - ``taken``: rows that a daemon took, of which ``records`` have ended.
     - ``payload_bytes``: the keys, data and hash keys of the ``stored`` rows.
+    - ``left_out``: rows that an earlier run has stored, and that were not put again.
     - ``resent``: rows that a second daemon took, because the first one was lost or gave them back.
     - ``seconds_blocked``: how long the client waited for room.
     - ``seconds_flushing``: how long it waited for the last acknowledgements.
@@ -57,6 +58,7 @@ class Tally:
     possible_duplicates: int = 0
     spread_keys: int = 0
     resent: int = 0
+    left_out: int = 0
     seconds_blocked: float = 0.0
     seconds_flushing: float = 0.0
     _failures: dict[_Cause, _Failure] = field(default_factory=dict)
@@ -82,6 +84,11 @@ class Tally:
     def add_resent(self, records: int) -> None:
         """Count rows that one more daemon took."""
         self.resent += records
+
+    def add_left_out(self, records: int) -> None:
+        """Count rows that an earlier run has stored."""
+        self.records += records
+        self.left_out += records
 
     def add_lost(self, records: int) -> None:
         """Count rows that a lost daemon may have stored, and that are sent again."""
@@ -144,3 +151,40 @@ class Tally:
         failure.maybe_stored |= maybe_stored
         if len(failure.rows) < MAX_ROWS_NAMED:
             failure.rows.append(row)
+
+
+class PartTally(Tally):
+    """Counts some rows in the tally ``whole``, and how many of them are ``stored``.
+
+    ``acknowledged`` is called when more of them are.
+    """
+
+    def __init__(self, whole: Tally, acknowledged: Callable[[], object]) -> None:
+        super().__init__()
+        self._whole = whole
+        self._acknowledged = acknowledged
+
+    def add_taken(self, records: int) -> None:
+        self._whole.add_taken(records)
+
+    def add_resent(self, records: int) -> None:
+        self._whole.add_resent(records)
+
+    def add_lost(self, records: int) -> None:
+        self._whole.add_lost(records)
+
+    def add_payload(self, payload_bytes: int) -> None:
+        self._whole.add_payload(payload_bytes)
+
+    def add_ack(
+        self, ack: Ack, rows: Sequence[int], stream: str, columns: Columns, *, sends_again: bool = False
+    ) -> list[int]:
+        back = self._whole.add_ack(ack, rows, stream, columns, sends_again=sends_again)
+        self.stored += ack.stored
+        self._acknowledged()
+        return back
+
+    def refuse(
+        self, row: int, why: RowCode, stream: str, columns: Columns, place: int, *, named: str | None = None
+    ) -> None:
+        self._whole.refuse(row, why, stream, columns, place, named=named)

@@ -17,8 +17,8 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from producerd import __version__
 from producerd.errors import Code, Outcome, ProducerdError, Refused, RowFailure
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from spark_client.options import WriterOptions
+    from spark_client.replay.guard import GuardPlan, Places, TaskGuard
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -60,6 +61,12 @@ TIMEOUTS: Final = {
 """The option that bounds what a task waited for, by the code of its error."""
 
 
+class Put(Protocol):
+    """Puts a batch of a stream's rows, which have these numbers, within a time-out for each frame."""
+
+    def __call__(self, stream: str, batch: Batch, timeout_seconds: float | None, *, rows: Sequence[int]) -> None: ...
+
+
 class Plan(NamedTuple):
     """What each task must know, in plain values, because it travels to the workers."""
 
@@ -79,6 +86,7 @@ class Plan(NamedTuple):
     divert_to: str | None = None
     call: str = ""  # how the names of diverted rows' files begin
     dry_run: bool = False
+    guard: GuardPlan | None = None
 
     @staticmethod
     def of(options: WriterOptions, *, dry_run: bool = False, **known: Any) -> Plan:
@@ -204,6 +212,7 @@ def _send(plan: Plan, hello: messages.Hello, batches: Iterator[pa.RecordBatch]) 
     began = time.monotonic()
     own = plan.own_daemon()
     diverted = None if plan.divert_to is None else DivertedRows(plan.divert_to, plan.call, hello.partition)
+    places = _places(plan)
     with Connection(
         hello,
         socket_paths(plan.socket, plan.configured_socket) if own is None else own.paths,
@@ -212,14 +221,15 @@ def _send(plan: Plan, hello: messages.Hello, batches: Iterator[pa.RecordBatch]) 
         start=None if own is None else own.start,
         tally=None if diverted is None else DivertingTally(diverted),
         dry_run=plan.dry_run,
+        opened=None if places is None else places.opened,
     ) as connection:
-        rows = 0
-        for batch in itertools.chain([first], batches):
-            if _report(connection, hello).failed(plan.skip_bad_records):
-                break  # the batch has failed, so its other rows would only be stored twice
-            _put(connection, plan, batch, rows)
-            rows += batch.num_rows
-        connection.flush(plan.flush_timeout_seconds)
+        guard = _guard(plan, places, connection, hello)
+        try:
+            _put_all(connection, guard, plan, hello, itertools.chain([first], batches))
+            connection.flush(plan.flush_timeout_seconds)
+        finally:
+            if guard is not None:
+                guard.close()
         why, why_seconds = connection.held_by
         result = _report(connection, hello)._replace(
             daemon=None if own is None else own.figures(connection.daemon_pid),
@@ -227,10 +237,28 @@ def _send(plan: Plan, hello: messages.Hello, batches: Iterator[pa.RecordBatch]) 
             why=why,
             why_seconds=round(why_seconds, 3),
             dry_run=tuple(of_figures(*each) for each in connection.figures().items()) if plan.dry_run else (),
+            guard_problem="" if guard is None else guard.problem,
         )
     if diverted is None or not diverted.records or result.failed(plan.skip_bad_records):
         return result  # the batch fails anyway, and the file would lack the rows behind that failure
     return _with_file(result, diverted)
+
+
+def _places(plan: Plan) -> Places | None:
+    """Return what learns where a guarded task's streams are.  What is imported here is not for any other task."""
+    if plan.guard is None:
+        return None
+    from spark_client.replay.guard import Places
+
+    return Places()
+
+
+def _guard(plan: Plan, places: Places | None, connection: Connection, hello: messages.Hello) -> TaskGuard | None:
+    if plan.guard is None or places is None:
+        return None
+    from spark_client.replay.guard import TaskGuard
+
+    return TaskGuard(plan.guard, places, connection, hello, plan.put_timeout_seconds)
 
 
 def _with_file(result: PartitionResult, diverted: DivertedRows) -> PartitionResult:
@@ -246,15 +274,35 @@ def _with_file(result: PartitionResult, diverted: DivertedRows) -> PartitionResu
     return result._replace(diverted=diverted.uri)
 
 
-def _put(connection: Connection, plan: Plan, batch: pa.RecordBatch, first_row: int) -> None:
+def _put_all(
+    connection: Connection,
+    guard: TaskGuard | None,
+    plan: Plan,
+    hello: messages.Hello,
+    batches: Iterable[pa.RecordBatch],
+) -> None:
+    """Put the batches, until rows have failed that fail the batch: its other rows would only be stored twice."""
+    put = connection.put_batch if guard is None else guard.put_batch
+    first_row = 0
+    for batch in batches:
+        if _report(connection, hello).failed(plan.skip_bad_records):
+            return
+        _put(connection, put, plan, batch, first_row)
+        first_row += batch.num_rows
+    if guard is not None:
+        guard.end()
+
+
+def _put(connection: Connection, put: Put, plan: Plan, batch: pa.RecordBatch, first_row: int) -> None:
     """Put a batch into the plan's stream, or each row into its own."""
     if plan.stream is not None:
-        connection.put_batch(plan.stream, Batch(batch), plan.put_timeout_seconds)
+        numbers = range(first_row, first_row + batch.num_rows)
+        put(plan.stream, Batch(batch), plan.put_timeout_seconds, rows=numbers)
         return
     for stream, of_stream, rows in by_stream(batch, first_row):
         refusal = _refusal(connection, stream, plan.put_timeout_seconds)
         if refusal is None:
-            connection.put_batch(str(stream), of_stream, plan.put_timeout_seconds, rows=rows)
+            put(str(stream), of_stream, plan.put_timeout_seconds, rows=rows)
         else:
             named = "" if refusal in (NO_STREAM, ODD_STREAM) else str(stream)
             columns = of_stream.columns(0, of_stream.records)
@@ -290,6 +338,7 @@ def _report(connection: Connection, hello: messages.Hello) -> PartitionResult:
         possible_duplicates=tally.possible_duplicates,
         spread_keys=tally.spread_keys,
         resent=tally.resent,
+        left_out=tally.left_out,
         seconds_blocked=round(tally.seconds_blocked, 3),
         seconds_flushing=round(tally.seconds_flushing, 3),
         failures=tally.failures,

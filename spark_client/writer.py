@@ -16,7 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Unpack
 
     from spark_client.options import NoKeywords
+    from spark_client.replay.guard import GuardPlan
 
 LOG: Final = logging.getLogger("producerd.client")
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -48,6 +49,11 @@ Spark 3.5 has no bound in bytes, and its default of 10,000 rows was 300 MB.
 """
 MOST_ARROW_BATCH_RECORDS: Final = 10_000
 """The most records that a frame has (``max_frame_records`` in WELCOME)."""
+
+NO_KEY: Final = (
+    "replay_key=None: Spark does not say to which query this write belongs; give replay_guard a key that no other "
+    "write has, and that a repeat of this one gives again"
+)
 
 KEPT_RESULTS: Final = 100
 """As many as Spark keeps in ``query.recentProgress``."""
@@ -84,6 +90,11 @@ class KinesisBatchWriter:
         daemon: Settings of a daemon that tasks start on their executor, where none is installed:
             ``{"region": "eu-west-1"}``.  By default Spark's configuration ``spark.producerd.daemon.*`` may have them.
         daemon_start_timeout_seconds: How long a task waits for such a daemon.
+        replay_guard: Where records of what is stored are kept, so that a repeated micro-batch is stored once:
+            ``s3://bucket/prefix`` or ``file:///folder`` on a file system that all nodes share.
+        replay_key: What names this write to ``replay_guard`` where Spark has no query for it: in a batch job, and in
+            Spark Connect's ``foreachBatch``.
+        replay_guard_interval_seconds: How often a task records what is stored.
         progress: Show on the driver the progress of a write that takes longer than 5 s.
 
     Attributes:
@@ -115,6 +126,9 @@ class KinesisBatchWriter:
         allow_speculation: bool = False,
         daemon: Mapping[str, Any] | None = None,
         daemon_start_timeout_seconds: float = 60,
+        replay_guard: str | None = None,
+        replay_key: str | None = None,
+        replay_guard_interval_seconds: float = 10,
         progress: bool = True,
         **unknown: Unpack[NoKeywords],
     ) -> None:
@@ -175,11 +189,13 @@ class KinesisBatchWriter:
         began = time.monotonic()
         selected = select(df, options)
         with (
+            _guarded(spark, options, batch_id) if not dry_run else nullcontext() as guard,
             _bounded_arrow_batches(spark, self._row_bytes),
             cancelled_on_interrupt(spark) as tag,
             described(spark, plan),
             Progress(spark, plan, tag) if options.progress else nullcontext() as rows_by_write,
         ):
+            plan = plan._replace(guard=guard)
             task: Any = functools.partial(send_partition, plan, write=tag, rows_by_write=rows_by_write)
             task.__name__ = "producerd"  # Spark's UI shows it in the plan
             reports = _collect(selected.mapInArrow(task, "result string"))
@@ -187,8 +203,8 @@ class KinesisBatchWriter:
         seconds = time.monotonic() - began
         skips = plan.skip_bad_records
         result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds, dry_run=dry_run)
-        if result.records > result.skipped:
-            self._row_bytes = result.bytes / (result.records - result.skipped)
+        if result.sent:
+            self._row_bytes = result.bytes / result.sent
         self.last_result = result
         self.results.append(result._replace(partitions=()))
         result.log(LOG)
@@ -217,6 +233,9 @@ def write_batch(
     allow_speculation: bool = False,
     daemon: Mapping[str, Any] | None = None,
     daemon_start_timeout_seconds: float = 60,
+    replay_guard: str | None = None,
+    replay_key: str | None = None,
+    replay_guard_interval_seconds: float = 10,
     progress: bool = True,
     **unknown: Unpack[NoKeywords],
 ) -> BatchResult:
@@ -232,13 +251,40 @@ def write_batch(
     return KinesisBatchWriter(**options, **unknown).write(df, batch_id, dry_run=dry_run)
 
 
+def _query_of(spark: SparkSession) -> tuple[str | None, str | None, int | None]:
+    """Return the ids of the query, its run and its batch, as far as Spark says to which a write belongs.
+
+    Spark Connect says nothing.
+    """
+    if is_connect(spark):
+        return None, None, None
+    context = spark.sparkContext
+    query_id, run_id, of_batch = (context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
+    return query_id, run_id, int(of_batch) if of_batch else None
+
+
+def _guarded(
+    spark: SparkSession, options: WriterOptions, batch_id: int | None
+) -> AbstractContextManager[GuardPlan | None]:
+    """Guard a write in the block.  What is imported here is not if there is no guard."""
+    if options.replay_guard is None:
+        return nullcontext()
+    from spark_client.replay.driver import guarded
+
+    query_id, run_id, of_batch = _query_of(spark)
+    store = options.replay_guard, options.replay_guard_interval_seconds
+    if query_id and of_batch is not None:
+        return guarded(*store, f"query={query_id}", of_batch, run_id or "")
+    if options.replay_key is None:
+        refuse([NO_KEY])
+    return guarded(*store, f"key={options.replay_key}", batch_id)
+
+
 def _name_of_call(spark: SparkSession, options: WriterOptions, batch_id: int | None) -> str:
-    """Return how the names of a write's diverted files begin.  Spark Connect does not say which query it belongs to."""
-    query_id = run_id = None
+    """Return how the names of a write's diverted files begin."""
+    query_id, run_id, of_batch = _query_of(spark)
     if not is_connect(spark):
-        context = spark.sparkContext
-        query_id, run_id, of_batch = (context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID, BATCH_ID))
-        batch_id = int(of_batch) if of_batch else None  # not the caller's, who may count otherwise
+        batch_id = of_batch  # not the caller's, who may count otherwise
     columns = options.partition_key, options.data, options.explicit_hash_key, options.stream_column
     write = repr((options.stream, options.json_options, *map(str, columns)))
     return name_of_call(query_id, run_id, batch_id, spark.conf.get("spark.app.id", ""), write)

@@ -18,7 +18,7 @@ class Where(NamedTuple):
 
     endpoint_host: str
     stream_arn: str
-    created_seconds: float  # its StreamCreationTimestamp
+    created_milliseconds: int  # its StreamCreationTimestamp
 
 
 class StoredChunk(NamedTuple):
@@ -53,14 +53,10 @@ def from_file(content: bytes, now_seconds: float) -> list[StoredChunk]:
     return records if -MOST_SKEW_SECONDS <= age_seconds < MOST_AGE_SECONDS else []
 
 
-def _record(stream: str, number: int, digest: str, host: str, arn: str, created_seconds: float) -> StoredChunk:
-    record = StoredChunk(stream, number, bytes.fromhex(digest), Where(host, arn, created_seconds))
-    texts, numbers = (stream, host, arn), (number, created_seconds)
-    if (
-        len(record.digest) != 32
-        or not all(isinstance(each, str) for each in texts)
-        or not all(isinstance(each, (int, float)) for each in numbers)
-    ):
+def _record(stream: str, number: int, digest: str, host: str, arn: str, created_milliseconds: int) -> StoredChunk:
+    record = StoredChunk(stream, number, bytes.fromhex(digest), Where(host, arn, created_milliseconds))
+    types = [type(each) for each in (stream, number, host, arn, created_milliseconds)]
+    if len(record.digest) != 32 or types != [str, int, str, str, int]:
         raise ValueError("its chunks are not chunks")
     return record
 

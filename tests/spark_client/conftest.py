@@ -10,6 +10,7 @@ import pytest
 
 from spark_client import progress
 from tests.spark_client.fake_daemon import FakeDaemon, fake_daemon
+from tests.spark_client.moto_s3 import Faults, moto_s3
 
 
 @pytest.fixture
@@ -28,3 +29,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "is_local", lambda spark: isinstance(spark, SimpleNamespace) and is_local(spark))
     monkeypatch.setattr(progress, "FIRST_SECONDS", 600.0)
     monkeypatch.setattr(progress, "ANSWER_SECONDS", 20.0)
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def s3(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """moto's S3 with a bucket ``kept``; the parameters of a URI that reach it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    with moto_s3(faults) as parameters:
+        yield parameters

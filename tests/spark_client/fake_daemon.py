@@ -72,6 +72,7 @@ class Session:
         self.machine = Machine(Side.DAEMON, WINDOW_FRAMES)
         self.hello: messages.Hello | None = None
         self.bodies: list[Body] = []
+        self.flushes: list[messages.Flush] = []
         self.streams: dict[int, str] = {}
         self._stream_of: dict[int, int] = {}
         self._received = bytearray()
@@ -96,7 +97,9 @@ class Session:
             return body
         message = messages.decode(header, payload)
         self.machine.received(header.type, frame_id_of(message))
-        if isinstance(message, messages.Open):
+        if isinstance(message, messages.Flush):
+            self.flushes.append(message)
+        elif isinstance(message, messages.Open):
             self.streams[message.stream_id] = message.stream
         elif isinstance(message, messages.Reserve):
             self._stream_of[message.frame_id] = message.stream_id
@@ -170,13 +173,16 @@ class Session:
     def refuse(self, reserve: messages.Reserve, code: str, message: str = "no", **limits: int) -> None:
         self.send(messages.Refused(reserve.frame_id, reserve.stream_id, code, message, **limits))
 
-    def serve(self, bad: Callable[[Row], messages.RowCode | None] = lambda _: None) -> None:
-        """Grant and acknowledge whatever comes, until the client goes; rows for which ``bad`` has a code fail."""
+    def serve(self, bad: Callable[[Row], messages.RowCode | None] = lambda _: None, **opened: Any) -> None:
+        """Grant and acknowledge whatever comes, until the client goes; rows for which ``bad`` has a code fail.
+
+        ``opened``: what OPENED says more.
+        """
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 message = self.read()
                 if isinstance(message, messages.Open):
-                    self.send(messages.Opened(message.stream_id, MAX_FRAME_BYTES, MAX_FRAME_RECORDS))
+                    self.send(messages.Opened(message.stream_id, MAX_FRAME_BYTES, MAX_FRAME_RECORDS, **opened))
                 elif isinstance(message, messages.Reserve):
                     self.send(messages.Grant(message.frame_id))
                 elif isinstance(message, Body):

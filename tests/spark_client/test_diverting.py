@@ -13,7 +13,6 @@ import threading
 import tracemalloc
 import uuid
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from spark_client.results import PartitionResult, error_in, merge
 from spark_client.tally import MAX_FAILURES
 from spark_client.task import ODD_STREAM, Plan, send_partition
 from tests.spark_client.fake_daemon import EXPIRED, INVALID, TOO_LARGE, FakeDaemon, Row, Session
+from tests.spark_client.moto_s3 import Faults, files
 
 NAME = "query-7-0"
 FILE = f"{NAME}-00000.parquet"
@@ -300,53 +300,6 @@ def test_a_file_has_the_columns_of_which_the_last_can_be_written_again(picky: Fa
 
 
 # ------------------------------------------------------------------------------------------------------------------ S3
-
-
-class Faults:
-    """What moto's S3 refuses: ``part`` is the number of a part of an upload, or 0."""
-
-    part = 0
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def s3(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """moto's S3 with a bucket ``kept``; the parameters of a URI that reach it."""
-    app = pytest.importorskip("moto.moto_server.werkzeug_app", reason="needs moto, which Spark's other Pythons lack")
-    from werkzeug.serving import make_server
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    moto = app.DomainDispatcherApplication(app.create_backend_app)
-
-    def wsgi(environ: Any, start_response: Any) -> Any:
-        if faults.part and f"partNumber={faults.part}&" in environ["QUERY_STRING"] + "&":
-            environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
-            start_response("403 Forbidden", [("Content-Length", "0")])
-            return []
-        return moto(environ, start_response)
-
-    server = make_server("127.0.0.1", 0, wsgi, threaded=True)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
-        parameters = f"?scheme=http&endpoint_override=127.0.0.1:{server.server_port}"
-        files(parameters).create_dir("kept")
-        yield parameters
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
-
-
-def files(parameters: str) -> Any:
-    from pyarrow import fs
-
-    return fs.S3FileSystem(**Place.of(f"s3://any/{parameters}").parameters, allow_bucket_creation=True)
 
 
 class FailingUpload(io.BytesIO):

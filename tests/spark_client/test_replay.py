@@ -31,8 +31,8 @@ from spark_client.replay.records import (
 
 Row = tuple[Optional[bytes], Optional[bytes], Optional[bytes]]  # key, data, hash key
 
-HERE = Where("kinesis.eu-west-1.amazonaws.com", "arn:aws:kinesis:eu-west-1:1:stream/flights", 1_700_000_000.25)
-AGAIN = HERE._replace(created_seconds=1_700_000_001.0)
+HERE = Where("kinesis.eu-west-1.amazonaws.com", "arn:aws:kinesis:eu-west-1:1:stream/flights", 1_700_000_000_250)
+AGAIN = HERE._replace(created_milliseconds=1_700_000_001_000)
 NOW = 1_700_100_000.0
 BYTES = st.sampled_from([b"", b"a", b"b", b"ab", b"x" * 40])
 ROWS = st.lists(st.tuples(st.none() | BYTES, st.none() | BYTES, st.none() | BYTES), max_size=30)

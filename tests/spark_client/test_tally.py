@@ -26,7 +26,7 @@ def settle(tally: Tally, *codes: RowCode, first: int = 0) -> Sequence[int]:
 
 
 def test_a_tally_begins_at_nothing() -> None:
-    assert Tally() == Tally(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, {})
+    assert Tally() == Tally(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, {})
 
 
 def test_waits_add_up() -> None:

@@ -1,0 +1,190 @@
+"""The driver's part of the replay guard: which call of which batch this is, and what is known of it.
+
+A call's records are found by its query, its batch, and how many guarded calls the batch has made before.  Where no
+query has an id, the caller's ``replay_key`` takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from spark_client.replay.guard import CHANGED, GuardPlan, batches_of
+from spark_client.replay.records import MOST_AGE_SECONDS, MOST_SKEW_SECONDS
+from spark_client.replay.store import Store, within
+
+LOG: Final = logging.getLogger("producerd.client")
+TOKEN: Final = uuid.uuid4().hex[:12]
+"""What the names of this process's files begin with, and no other's."""
+WITHOUT: Final = "replay guard: %s: %s; this write goes without it"
+FORGET_SECONDS: Final = MOST_AGE_SECONDS + 2 * MOST_SKEW_SECONDS
+"""How long after a call's end none of its records counts any more."""
+
+
+@dataclass
+class _Batch:
+    """The guarded calls of one batch: how many were made, how many of them run, and when the last one ended."""
+
+    count: int = 0
+    running: int = 0
+    ended: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether records of it may still count."""
+        return self.running > 0 or time.monotonic() - self.ended < FORGET_SECONDS
+
+
+class Ordinals:
+    """How many guarded calls each batch has made in this process.
+
+    It remembers the present batch of each query, and every batch of a key while its records may count.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches: dict[tuple[str, object], _Batch] = {}  # in the order of their last calls' begins and ends
+        self._present: dict[str, object] = {}  # of queries
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def take(self, name: str, batch: object, *, is_query: bool) -> int:
+        """Return how many calls came before in this batch, and count one more."""
+        with self._lock:
+            while self._batches and not (oldest := next(iter(self._batches.items())))[1].counts:
+                del self._batches[oldest[0]]
+                self._present.pop(oldest[0][0], None)
+            if is_query:
+                last, self._present[name] = self._present.get(name, batch), batch
+                if last != batch:
+                    self._batches.pop((name, last), None)
+            of_batch = self._batches.pop((name, batch), None) or _Batch()
+            self._batches[name, batch] = of_batch
+            of_batch.count += 1
+            of_batch.running += 1
+            return of_batch.count - 1
+
+    def end(self, name: str, batch: object, ordinal: int, *, failed: bool) -> None:
+        """End a call.  If it failed and was the last one, the next has its number: it may write the same rows again."""
+        with self._lock:
+            of_batch = self._batches.pop((name, batch), None)
+            if of_batch is not None:
+                self._batches[name, batch] = of_batch
+                of_batch.running -= 1
+                of_batch.ended = time.monotonic()
+                of_batch.count -= failed and of_batch.count == ordinal + 1
+
+
+_ORDINALS: Final = Ordinals()
+_PRUNING: Final[set[str]] = set()
+"""The queries and keys of which older records are being removed."""
+
+
+@contextmanager
+def guarded(
+    uri: str, interval_seconds: float, name: str, batch: int | None, run: str | None = None
+) -> Iterator[GuardPlan | None]:
+    """In the block a call is guarded.  Yield what its tasks must know, or None after a warning.
+
+    ``name`` is of a query, of which ``run`` is the id of its run, or of a key if that is None.
+    """
+    of, is_query = (run, batch), run is not None
+    ordinal = _ORDINALS.take(name, of, is_query=is_query)
+    failed = True
+    try:
+        plan, seen = _plan(uri, name, batch, ordinal, interval_seconds)
+        yield plan
+        failed = False
+        if plan is not None and not is_query:
+            _warn_of_others(plan, seen)
+    finally:
+        _ORDINALS.end(name, of, ordinal, failed=failed)
+
+
+def plan_without_look(uri: str, interval_seconds: float) -> GuardPlan | None:
+    """Return a plan for tasks that look themselves and know the folder, or None after a warning."""
+    try:
+        return GuardPlan(uri, "", within(lambda: Store(uri).mark()), TOKEN, interval_seconds)
+    except Exception as error:
+        LOG.warning(WITHOUT, type(error).__name__, error)
+        return None
+
+
+def prune_others(uri: str, name: str, batch: int) -> None:
+    """Remove what is known of other batches, in the background.  What is left goes with the next batch."""
+
+    def remove() -> None:
+        try:
+            store = Store(uri)
+            for number in batches_of(store, name):
+                if number != batch:
+                    store.remove(f"{name}/batch={number}")
+        except Exception as error:
+            LOG.warning("replay guard: older records cannot be removed: %s: %s", type(error).__name__, error)
+        finally:
+            _PRUNING.discard(name)
+
+    if name not in _PRUNING:
+        _PRUNING.add(name)
+        threading.Thread(target=remove, daemon=True).start()
+
+
+def _plan(
+    uri: str, name: str, batch: int | None, ordinal: int, interval_seconds: float
+) -> tuple[GuardPlan | None, frozenset[str]]:
+    """Return the plan of a call, and the files that there are of it."""
+    looked_at = time.time()
+
+    def look() -> tuple[str, list[str]]:
+        store = Store(uri)
+        mark, numbers = store.mark(), batches_of(store, name)
+        if batch is not None and max(numbers, default=0) > batch:
+            store.remove(name)
+            LOG.warning("replay guard: %s", CHANGED.format(batch))
+            return mark, []
+        return mark, store.files(folder) if batch is None or batch in numbers else []
+
+    folder = f"{name}/batch={'none' if batch is None else batch}/{ordinal}"
+    try:
+        mark, files = within(look)
+    except Exception as error:  # ImportError, too, where a PyArrow was built without S3
+        LOG.warning(WITHOUT, type(error).__name__, error)
+        return None, frozenset()
+    if batch is not None:
+        prune_others(uri, name, batch)
+    partitions = {path[len(folder) + 1 :].split("/")[0] for path in files}
+    found = tuple(sorted(int(one) for one in partitions if one.isdecimal()))
+    return GuardPlan(uri, folder, mark, TOKEN, interval_seconds, found, looked_at), frozenset(files)
+
+
+def _warn_of_others(plan: GuardPlan, seen: frozenset[str]) -> None:
+    """Warn if another process has written records of this call while it ran."""
+    try:
+        files = within(lambda: Store(plan.uri).files(plan.folder))
+    except Exception:
+        return  # the tasks have told of it
+    others = [path for path in files if path not in seen and not path.split("/")[-1].startswith(plan.token)]
+    if others:
+        key = plan.folder.split("/")[0]
+        LOG.warning("replay guard: another process has written with this %s meanwhile: give each its own", key)
+
+
+def prune(uri: str, older_than_seconds: float = MOST_AGE_SECONDS) -> int:
+    """Remove the records of batches that have none newer than this, and return of how many.
+
+    A query's records are removed by its next batch.  Records under a ``replay_key`` stay until then.  Raises OSError.
+    """
+    store, removed = Store(uri), 0
+    for name in store.folders(""):
+        for folder in [f"{name}/{batch}" for batch in store.folders(name)]:
+            if store.age_seconds(folder) > older_than_seconds:
+                store.remove(folder)
+                removed += 1
+    return removed
