@@ -199,10 +199,10 @@ class KinesisBatchWriter:
             task: Any = functools.partial(send_partition, plan, write=tag, rows_by_write=rows_by_write)
             task.__name__ = "producerd"  # Spark's UI shows it in the plan
             reports = _collect(selected.mapInArrow(task, "result string"))
-        results = [PartitionResult.from_line(row[0]) for row in reports]
-        seconds = time.monotonic() - began
-        skips = plan.skip_bad_records
-        result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds, dry_run=dry_run)
+            results = [PartitionResult.from_line(row[0]) for row in reports]
+            seconds = time.monotonic() - began
+            skips = plan.skip_bad_records
+            result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds, dry_run=dry_run)
         if result.sent:
             self._row_bytes = result.bytes / result.sent
         self.last_result = result
