@@ -90,10 +90,9 @@ class KinesisBatchWriter:
         daemon: Settings of a daemon that tasks start on their executor, where none is installed:
             ``{"region": "eu-west-1"}``.  By default Spark's configuration ``spark.producerd.daemon.*`` may have them.
         daemon_start_timeout_seconds: How long a task waits for such a daemon.
-        replay_guard: Where records of what is stored are kept, so that a repeated micro-batch is stored once:
-            ``s3://bucket/prefix`` or ``file:///folder`` on a file system that all nodes share.
-        replay_key: What names this write to ``replay_guard`` where Spark has no query for it: in a batch job, and in
-            Spark Connect's ``foreachBatch``.
+        replay_guard: Where records of stored rows are kept, so that a repeated micro-batch is stored once:
+            ``s3://bucket/prefix`` or a shared ``file:///folder``.
+        replay_key: Names this write to ``replay_guard`` where Spark has no query for it.
         replay_guard_interval_seconds: How often a task records what is stored.
         progress: Show on the driver the progress of a write that takes longer than 5 s.
 

@@ -31,7 +31,7 @@ Without the second, a JVM that is killed leaves a file in /tmp.
 SCHEMA: Final = ", ".join(f"{name} {'STRING' if name in flights.TEXTS else 'INT'}" for name in flights.COLUMNS)
 
 
-def session(work: Path) -> SparkSession:
+def session(work: Path, cores: int = 0) -> SparkSession:
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={work}",  # in our folder
@@ -42,7 +42,7 @@ def session(work: Path) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    cores = max(2, min(4, os.cpu_count() or 2))
+    cores = cores or max(2, min(4, os.cpu_count() or 2))
     builder = SparkSession.builder.appName("producerd demo").master(f"local[{cores},4]")  # each task has 4 attempts
     return builder.config(map=settings).getOrCreate()
 

@@ -3,13 +3,15 @@
 The parent is `SparkJob`.  The child prints ``begins N`` before it writes batch N, and ``ended N`` when the writer has
 returned, so that all of its rows are obligations::
 
-    python -m tests.faults.spark_job WORK SOCKET SEED SENDER
+    python -m tests.faults.spark_job WORK SOCKET SEED CORES [GUARD]
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -38,13 +40,28 @@ END_SECONDS: Final = 300.0
 class SparkJob:
     """The query's process.  Its rows are one sender's records, in the order of batches."""
 
-    def __init__(self, children: Children, work: Path, socket: Path, seed: int) -> None:
+    def __init__(self, children: Children, work: Path, socket: Path, seed: int, guard: str = "") -> None:
         work.mkdir()
         self.failure = ""
+        self.left_out = 0
         self._begun = 0
         self._ended: list[int] = []
-        arguments = ["-m", "tests.faults.spark_job", str(work), str(socket), str(seed)]
-        self._child: Child = children.start("spark", arguments)
+        self._children, self._work, self._guard = children, work, guard
+        self._arguments = ["-m", "tests.faults.spark_job", str(work), str(socket), str(seed)]
+        self._child: Child = self._start(2)
+
+    def _start(self, cores: int) -> Child:
+        return self._children.start("spark", [*self._arguments, str(cores), *filter(None, [self._guard])])
+
+    def kill_and_start_again(self, cores: int) -> None:
+        """Kill the driver's process, while its JVM and workers find that out, and go on from the checkpoint."""
+        self._child.process.send_signal(signal.SIGKILL)
+        self._child.process.wait()
+        with contextlib.suppress(ChildFailed):
+            while self.hear(1.0):
+                pass
+        self.failure = ""
+        self._child = self._start(cores)
 
     @property
     def ended(self) -> int:
@@ -74,7 +91,9 @@ class SparkJob:
                 if word == "begins":
                     self._begun = max(self._begun, int(batch) + 1)
                 elif word == "ended":
+                    batch, _, left_out = batch.partition(" ")
                     self._ended.append(int(batch))
+                    self.left_out += int(left_out)
                 elif word == "failed":
                     self.failure = batch
         except ChildFailed as error:
@@ -119,14 +138,20 @@ def made_on_executors(seed: int, batches: Iterator[Any]) -> Iterator[Any]:
         yield pyarrow.RecordBatch.from_pydict({"stream": streams, "partition_key": keys, "data": data})
 
 
-def main(work: Path, socket: str, seed: int) -> None:
+def main(work: Path, socket: str, seed: int, cores: int, guard: str | None = None) -> None:
     from producerd.demo.spark_job import session
     from spark_client import KinesisBatchWriter
 
     told = take_stdout()
-    spark = session(work)
+    spark = session(work, cores)
     spark.sparkContext.setLogLevel("ERROR")
-    writer = KinesisBatchWriter(data="data", socket=socket, reconnect_timeout_seconds=300)
+    writer = KinesisBatchWriter(
+        data="data",
+        socket=socket,
+        reconnect_timeout_seconds=300,
+        replay_guard=guard,
+        replay_guard_interval_seconds=1,
+    )
     writing, stopping = threading.Lock(), threading.Event()
 
     def write(df: DataFrame, batch_id: int) -> None:
@@ -140,7 +165,7 @@ def main(work: Path, socket: str, seed: int) -> None:
             except Exception as error:  # whatever it is, the parent must know
                 print(f"failed {error!r}".replace("\n", " "), file=told)
                 raise
-            print(f"ended {batch_id}", file=told)
+            print(f"ended {batch_id} {result.left_out}", file=told)
 
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_OF_A_BATCH)
     rows = numbers.load().select("value")
@@ -157,4 +182,4 @@ def main(work: Path, socket: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -1,0 +1,38 @@
+"""What makes Spark run a micro-batch again that its replay guard has records of."""
+
+from __future__ import annotations
+
+from producerd.demo.children import Children
+from tests.faults import spark_job
+from tests.faults.oracle import Law
+from tests.faults.scenarios import scenario
+from tests.faults.stage import Stage
+
+
+@scenario(
+    "the driver of a query with a replay guard is killed 20 times, and goes on with 2 or 4 cores",
+    exempt={
+        Law.COPIES: "Spark stores what the guard has not recorded again, and no daemon knows of it",
+        Law.ORDER: "a repeated batch comes after the batch",
+    },
+    resends=False,
+    recovers_within=60,
+    lacks=spark_job.lacks,
+)
+def replay(stage: Stage) -> None:
+    stage.book.shapes[spark_job.SENDER] = spark_job.SHAPE
+    with Children(stage.folder, spark_job.environment()) as children:
+        guard = (stage.folder / "guard").as_uri()
+        job = spark_job.SparkJob(children, stage.folder / "spark", stage.socket, stage.seed, guard)
+        for turn in stage.times(20, 2):
+            job.wait_for(job.ended + 1)
+            if turn % 2:  # otherwise before Spark has committed the batch, which is then repeated whole
+                stage.wait_a_while(0.0, 1.5)
+            job.kill_and_start_again((2, 4, 4, 2)[turn % 4])
+        job.wait_for(job.ended + 2)
+        job.stop()
+    stage.also_sent.append(job.sent)
+    written = f"{job.ended:,} batches of {spark_job.ROWS_OF_A_BATCH:,} records"
+    stage.notes.append(f"Spark wrote {written}, and left {job.left_out:,} out")
+    stage.must(Law.ENDS, not job.failure, f"the query failed: {job.failure}")
+    stage.must(Law.ENDS, job.left_out, "no row of a repeated batch was left out")
