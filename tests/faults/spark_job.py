@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,14 +53,22 @@ class SparkJob:
     def _start(self, cores: int) -> Child:
         return self._children.start("spark", [*self._arguments, str(cores), *filter(None, [self._guard])])
 
-    def kill_and_start_again(self, cores: int) -> None:
-        """Kill the driver's process, while its JVM and workers find that out, and go on from the checkpoint."""
+    def kill_and_start_again(self, cores: int, *, forgets: Sequence[str] = ()) -> None:
+        """Kill the driver's process, while its JVM and workers find that out, and go on from the checkpoint.
+
+        ``forgets``: the logs of the checkpoint that lose their newest entry.
+        """
         self._child.process.send_signal(signal.SIGKILL)
         self._child.process.wait()
         with contextlib.suppress(ChildFailed):
             while self.hear(1.0):
                 pass
         self.failure = ""
+        for log in forgets:
+            entries = [path for path in (self._work / "checkpoint" / log).glob("*") if path.name.isdigit()]
+            newest = max(entries, key=lambda path: int(path.name))
+            newest.unlink()
+            newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
         self._child = self._start(cores)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,10 +39,12 @@ def kill_one(cluster: Driver) -> None:
 
 @pytest.mark.promise("executor-own-killed")
 def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along(
-    cluster: Driver, kinesis: Kinesis
+    cluster: Driver, kinesis: Kinesis, tmp_path: Path
 ) -> None:
+    """Nothing is lost by a replay guard then."""
     stream, rows = kinesis.stream(), 4_000
-    given = {"daemon": own_settings(kinesis), "stream": stream}
+    guard = {"replay_guard": tmp_path.as_uri(), "replay_key": "k", "replay_guard_interval_seconds": 1}
+    given = {"daemon": own_settings(kinesis), "stream": stream, **guard}
     result = cluster.ask("write", rows=200, partitions=4, **given)
     assert result.get("records") == 200, result
     before = {found.pid for found in own_daemons(kinesis)}

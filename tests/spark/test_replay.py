@@ -73,6 +73,18 @@ def test_a_batch_that_fails_between_its_writers_stores_each_stream_once(
     assert {(0, 200), (1, 200)} <= {*left_out}
 
 
+def test_a_stream_that_was_made_again_under_a_running_daemon_gets_the_repeated_batch_whole(
+    spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
+) -> None:
+    given, stream = Input(tmp_path, files=4, rows_a_file=100), kinesis.stream()
+    options = {"stream": stream, "socket": str(running.socket), "replay_guard": (tmp_path / "guard").as_uri()}
+    assert query(spark, **given.query(2), **options)["batches"].keys() == {0, 1}
+    kinesis.call("streams", {"name": stream, "shards": 4})
+    given.forget_commit(1)
+    assert query(spark, **given.query(2), **options)["batches"].keys() == {1}
+    assert kinesis.ids(stream) == Counter(range(200, 400))
+
+
 def test_rows_that_are_not_the_same_in_a_repeat_are_all_stored(
     spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:

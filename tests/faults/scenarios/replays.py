@@ -10,7 +10,7 @@ from tests.faults.stage import Stage
 
 
 @scenario(
-    "the driver of a query with a replay guard is killed 20 times, and goes on with 2 or 4 cores",
+    "the driver of a query with a replay guard is killed 20 times, and its checkpoint loses entries",
     exempt={
         Law.COPIES: "Spark stores what the guard has not recorded again, and no daemon knows of it",
         Law.ORDER: "a repeated batch comes after the batch",
@@ -28,7 +28,8 @@ def replay(stage: Stage) -> None:
             job.wait_for(job.ended + 1)
             if turn % 2:  # otherwise before Spark has committed the batch, which is then repeated whole
                 stage.wait_a_while(0.0, 1.5)
-            job.kill_and_start_again((2, 4, 4, 2)[turn % 4])
+            forgets = ("offsets", "commits") if turn % 4 == 3 else ()
+            job.kill_and_start_again((2, 4, 4, 2)[turn % 4], forgets=forgets)
         job.wait_for(job.ended + 2)
         job.stop()
     stage.also_sent.append(job.sent)
