@@ -37,7 +37,6 @@ class _Batch:
 
     @property
     def counts(self) -> bool:
-        """Whether records of it may still count."""
         return self.running > 0 or time.monotonic() - self.ended < FORGET_SECONDS
 
 

@@ -77,7 +77,8 @@ def test_a_stream_that_was_made_again_under_a_running_daemon_gets_the_repeated_b
     spark: Any, kinesis: Kinesis, running: DaemonProcess, tmp_path: Path
 ) -> None:
     given, stream = Input(tmp_path, files=4, rows_a_file=100), kinesis.stream()
-    options = {"stream": stream, "socket": str(running.socket), "replay_guard": (tmp_path / "guard").as_uri()}
+    guard = (tmp_path / "guard").as_uri()
+    options: dict[str, Any] = {"stream": stream, "socket": str(running.socket), "replay_guard": guard}
     assert query(spark, **given.query(2), **options)["batches"].keys() == {0, 1}
     kinesis.call("streams", {"name": stream, "shards": 4})
     given.forget_commit(1)

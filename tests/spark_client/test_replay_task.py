@@ -24,6 +24,8 @@ from spark_client.task import Plan, send_partition
 from tests.daemon import until
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Row, Session
 
+pytestmark = pytest.mark.law("TaskGuard")
+
 HERE: dict[str, Any] = {"endpoint_host": "here", "stream_arn": "arn", "created_milliseconds": 1}
 ROWS_A_CHUNK = 10_000
 FOLDER = "query=q/batch=7/0"
