@@ -17,7 +17,7 @@ from typing import Final
 
 from spark_client.replay.guard import CHANGED, GuardPlan, batches_of
 from spark_client.replay.records import MOST_AGE_SECONDS, MOST_SKEW_SECONDS
-from spark_client.replay.store import Store, within
+from spark_client.replay.store import THREAD, Store, within
 
 LOG: Final = logging.getLogger("producerd.client")
 TOKEN: Final = uuid.uuid4().hex[:12]
@@ -82,8 +82,8 @@ class Ordinals:
 
 
 _ORDINALS: Final = Ordinals()
-_PRUNING: Final[set[str]] = set()
-"""The queries and keys of which older records are being removed."""
+_PRUNING: Final[set[tuple[str, str]]] = set()
+"""Where, and of which queries and keys, older records are being removed."""
 
 
 @contextmanager
@@ -128,11 +128,11 @@ def prune_others(uri: str, name: str, batch: int) -> None:
         except Exception as error:
             LOG.warning("replay guard: older records cannot be removed: %s: %s", type(error).__name__, error)
         finally:
-            _PRUNING.discard(name)
+            _PRUNING.discard((uri, name))
 
-    if name not in _PRUNING:
-        _PRUNING.add(name)
-        threading.Thread(target=remove, daemon=True).start()
+    if (uri, name) not in _PRUNING:
+        _PRUNING.add((uri, name))
+        threading.Thread(target=remove, name=THREAD, daemon=True).start()
 
 
 def _plan(

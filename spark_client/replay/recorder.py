@@ -7,7 +7,7 @@ import time
 import uuid
 
 from spark_client.replay.records import StoredChunk, to_file
-from spark_client.replay.store import MOST_SECONDS, Store
+from spark_client.replay.store import MOST_SECONDS, THREAD, Store
 
 
 class Recorder:
@@ -35,7 +35,7 @@ class Recorder:
                 self._oldest_seconds = time.time()
             self._records.append(record)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="producerd replay guard", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
             self._thread.start()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ CALL_SECONDS: Final = 5.0
 MOST_SECONDS: Final = 15.0
 """The longest that a task or the driver waits for a store."""
 MOST_FILE_BYTES: Final = 64 << 20
+THREAD: Final = "producerd replay guard"
 MARKER: Final = ".producerd-replay"
 """The file by which an executor sees that its folder is the driver's."""
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def within(call: Callable[[], T], seconds: float = MOST_SECONDS) -> T:
         except BaseException as error:
             raised.append(error)
 
-    thread = threading.Thread(target=run, name="producerd replay guard", daemon=True)
+    thread = threading.Thread(target=run, name=THREAD, daemon=True)
     thread.start()
     thread.join(seconds)
     if raised:
@@ -58,8 +59,7 @@ class Store:
         if self.is_local:
             self._files: Any = fs.LocalFileSystem()
         else:
-            # One try: what is not written now is written with the next file.
-            once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+            once = fs.AwsStandardS3RetryStrategy(max_attempts=1)  # what is not written now is with the next file
             seconds = {"connect_timeout": CALL_SECONDS, "request_timeout": CALL_SECONDS}
             self._files = place.s3(**seconds, retry_strategy=once, background_writes=False)
 
