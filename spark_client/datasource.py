@@ -10,6 +10,8 @@ of Arrow batches.  The exception is ``spark.speculation``: a task can see it, an
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import logging
 import uuid
@@ -41,6 +43,7 @@ ROWS_AT_ONCE: Final = 1_000
 ONLY_WRITES: Final = (
     'format("producerd") writes and does not read: read a stream with a Kinesis source of your platform'
 )
+NO_QUERY: Final = "replayGuard: Spark does not tell this task to which query and batch it belongs; write without it"
 OF_TABLES: Final = (
     "A table USING producerd needs its columns, and each INSERT INTO its options, WITH ('stream' = 'NAME')"
 )
@@ -85,11 +88,14 @@ class ProducerdDataSource(datasource.DataSource):
 
 
 class _CommitMessage(datasource.WriterCommitMessage):
-    """A task's commit: its `PartitionResult` as a line, or None for an empty partition, and the query's id."""
+    """A task's commit: its `PartitionResult` as a line, or None for an empty partition.
 
-    def __init__(self, line: str | None, query_id: str | None = None) -> None:
+    ``guards`` is the folder of its replay guard.
+    """
+
+    def __init__(self, line: str | None, guards: str = "") -> None:
         self.line = line
-        self.query_id = query_id
+        self.guards = guards
 
 
 class _Sink(NamedTuple):
@@ -131,7 +137,7 @@ class _Sink(NamedTuple):
             refuse_speculation(local_property("spark.speculation"))
         guard = None if self.guard is None else self.guard._replace(folder=guards)
         result = send(Plan.of(self.options, call=call, guard=guard), map(self._sent, batches))
-        return _CommitMessage(result.to_line() if result is not None else None, local_property(QUERY_ID))
+        return _CommitMessage(result.to_line() if result is not None else None, guards)
 
     def _sent(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are sent, under our own names."""
@@ -160,13 +166,15 @@ class _Sink(NamedTuple):
         merge(batch_id, options.stream, results, skip_bad_records=options.skips_bad_records).log(LOG)
 
     def forget_other_batches(self, batch_id: int, messages: Iterable[datasource.WriterCommitMessage | None]) -> None:
-        """Remove what the replay guard knows of a query's other batches, when this one is stored."""
-        queries = {message.query_id for message in messages if isinstance(message, _CommitMessage)} - {None}
+        """Remove what the replay guard knows of the query's other batches, when this one is stored."""
+        names = {message.guards.split("/")[0] for message in messages if isinstance(message, _CommitMessage)} - {""}
         if self.guard is not None:
-            from spark_client.replay.driver import prune_others
+            from spark_client.replay.driver import remove_batches
+            from spark_client.replay.store import within
 
-            for query_id in queries:
-                prune_others(self.guard.uri, f"query={query_id}", batch_id)
+            for name in names:
+                with contextlib.suppress(TimeoutError):
+                    within(functools.partial(remove_batches, self.guard.uri, name, batch_id))
 
 
 def _guard(options: WriterOptions) -> GuardPlan | None:
@@ -201,6 +209,8 @@ class _StreamWriter(_STREAM_BASE):  # type: ignore[misc]  # one of two classes, 
         # A query has one such sink, and nothing else of it has names of this form.
         query_id, batch_id = local_property(QUERY_ID), local_property(BATCH_ID)
         batches = iterator if STREAMS_ARROW else self._sink.batches(iterator)
+        if self._sink.guard is not None and not (query_id and batch_id):
+            refuse([NO_QUERY])
         return self._sink.send(batches, f"{query_id}-{batch_id}-sink", f"query={query_id}/batch={batch_id}/0")
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's

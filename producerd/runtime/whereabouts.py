@@ -18,6 +18,10 @@ from producerd.runtime.kinesis import Address, ControlPlane, StreamSummary
 
 WHERE_SECONDS: Final = 5.0
 """How long a client waits for the answer."""
+APART_SECONDS: Final = 0.5
+"""The least time from one reading to the next: AWS allows an account 20 a second, and each of a job's tasks asks."""
+QUIET_SECONDS: Final = 30.0
+"""How long nobody is answered after a client has waited in vain, because the account's calls are used up."""
 Receive = Callable[["StreamSummary | None"], None]
 
 
@@ -31,11 +35,17 @@ class Whereabouts:
         self._reading: asyncio.Task[None] | None = None
         self._waiting: list[Receive] = []
         self._until = 0.0  # the end of the first one's wait
+        self._next_at = 0.0  # when the next reading may begin
+        self._quiet_until = 0.0
 
     def ask(self, receive: Receive) -> None:
         """Call ``receive`` with the stream's summary, or with None if there is none in time."""
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            receive(None)
+            return
         if not self._waiting:
-            self._until = asyncio.get_running_loop().time() + WHERE_SECONDS
+            self._until = now + WHERE_SECONDS
         self._waiting.append(receive)
         if self._reading is None:
             self._reading = self._tasks.create_task(self._read())
@@ -46,14 +56,18 @@ class Whereabouts:
             self._reading.cancel()
 
     async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._waiting:
+            await asyncio.sleep(self._next_at - loop.time())
             waiting, self._waiting = self._waiting, []
+            self._next_at = loop.time() + APART_SECONDS
             found = await self._summary()
             for receive in waiting:
                 receive(found)
         self._reading = None
 
     async def _summary(self) -> StreamSummary | None:
+        throttled = False
         try:
             async with asyncio.timeout_at(self._until):
                 while True:
@@ -62,6 +76,9 @@ class Whereabouts:
                         return answer if answer.created_milliseconds else None
                     if meaning_of(answer.code).code != Code.THROTTLED:
                         return None
+                    throttled = True
                     await asyncio.sleep(random.uniform(0.2, 1))  # many nodes ask when a batch begins
         except TimeoutError:
+            if throttled:
+                self._quiet_until = asyncio.get_running_loop().time() + QUIET_SECONDS
             return None

@@ -82,8 +82,6 @@ class Ordinals:
 
 
 _ORDINALS: Final = Ordinals()
-_PRUNING: Final[set[tuple[str, str]]] = set()
-"""Where, and of which queries and keys, older records are being removed."""
 
 
 @contextmanager
@@ -116,23 +114,15 @@ def plan_without_look(uri: str, interval_seconds: float) -> GuardPlan | None:
         return None
 
 
-def prune_others(uri: str, name: str, batch: int) -> None:
-    """Remove what is known of other batches, in the background.  What is left goes with the next batch."""
-
-    def remove() -> None:
-        try:
-            store = Store(uri)
-            for number in batches_of(store, name):
-                if number != batch:
-                    store.remove(f"{name}/batch={number}")
-        except Exception as error:
-            LOG.warning("replay guard: older records cannot be removed: %s: %s", type(error).__name__, error)
-        finally:
-            _PRUNING.discard((uri, name))
-
-    if (uri, name) not in _PRUNING:
-        _PRUNING.add((uri, name))
-        threading.Thread(target=remove, name=THREAD, daemon=True).start()
+def remove_batches(uri: str, name: str, batch: int, numbers: list[int] | None = None) -> None:
+    """Remove these batches of a query or key, or all that there are, except ``batch``.  A warning is all that fails."""
+    try:
+        store = Store(uri)
+        for number in batches_of(store, name) if numbers is None else numbers:
+            if number != batch:
+                store.remove(f"{name}/batch={number}")
+    except Exception as error:
+        LOG.warning("replay guard: older records cannot be removed: %s: %s", type(error).__name__, error)
 
 
 def _plan(
@@ -141,23 +131,23 @@ def _plan(
     """Return the plan of a call, and the files that there are of it."""
     looked_at = time.time()
 
-    def look() -> tuple[str, list[str]]:
+    def look() -> tuple[str, list[int], list[str]]:
         store = Store(uri)
         mark, numbers = store.mark(), batches_of(store, name)
         if batch is not None and max(numbers, default=0) > batch:
             store.remove(name)
             LOG.warning("replay guard: %s", CHANGED.format(batch))
-            return mark, []
-        return mark, store.files(folder) if batch is None or batch in numbers else []
+            return mark, [], []
+        return mark, numbers, store.files(folder) if batch is None or batch in numbers else []
 
     folder = f"{name}/batch={'none' if batch is None else batch}/{ordinal}"
     try:
-        mark, files = within(look)
+        mark, numbers, files = within(look)
     except Exception as error:  # ImportError, too, where a PyArrow was built without S3
         LOG.warning(WITHOUT, type(error).__name__, error)
         return None, frozenset()
-    if batch is not None:
-        prune_others(uri, name, batch)
+    if batch is not None and {*numbers} - {batch}:
+        threading.Thread(target=remove_batches, args=(uri, name, batch, numbers), name=THREAD, daemon=True).start()
     partitions = {path[len(folder) + 1 :].split("/")[0] for path in files}
     found = tuple(sorted(int(one) for one in partitions if one.isdecimal()))
     return GuardPlan(uri, folder, mark, TOKEN, interval_seconds, found, looked_at), frozenset(files)

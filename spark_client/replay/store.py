@@ -29,12 +29,12 @@ T = TypeVar("T")
 def within(call: Callable[[], T], seconds: float = MOST_SECONDS) -> T:
     """Return what a call returns, or raise what it raises.  Raises TimeoutError if neither comes in time."""
     returned: list[T] = []
-    raised: list[BaseException] = []
+    raised: list[Exception] = []
 
     def run() -> None:
         try:
             returned.append(call())
-        except BaseException as error:
+        except Exception as error:
             raised.append(error)
 
     thread = threading.Thread(target=run, name=THREAD, daemon=True)

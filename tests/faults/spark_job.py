@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from producerd.demo.children import Child, ChildFailed, Children, take_stdout
-from tests.daemon import ROOT
+from tests.daemon import ROOT, until
 from tests.faults.oracle import Sent
 from tests.faults.records import Book, Id, Shape
+from tests.spark.processes import of_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
 ROWS_OF_A_BATCH: Final = 2_000
 STREAMS: Final = ("plain", "packed", "ordered")
@@ -64,6 +66,8 @@ class SparkJob:
             while self.hear(1.0):
                 pass
         self.failure = ""
+        if forgets:  # of which the JVM would add to them
+            until(lambda: not [process.kill() for process in of_session(self._child.process.pid)])
         for log in forgets:
             entries = [path for path in (self._work / "checkpoint" / log).glob("*") if path.name.isdigit()]
             newest = max(entries, key=lambda path: int(path.name))
@@ -162,6 +166,15 @@ def main(work: Path, socket: str, seed: int, cores: int, guard: str | None = Non
     )
     writing, stopping = threading.Lock(), threading.Event()
 
+    def fail(error: Exception) -> None:  # whatever it is, the parent must know
+        print(f"failed {error!r}".replace("\n", " "), file=told)
+
+    def watch(query: StreamingQuery) -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            fail(error)
+
     def write(df: DataFrame, batch_id: int) -> None:
         with writing:
             if stopping.is_set():
@@ -170,8 +183,8 @@ def main(work: Path, socket: str, seed: int, cores: int, guard: str | None = Non
             try:
                 result = writer.write(df, batch_id)
                 assert result.records == ROWS_OF_A_BATCH, result
-            except Exception as error:  # whatever it is, the parent must know
-                print(f"failed {error!r}".replace("\n", " "), file=told)
+            except Exception as error:
+                fail(error)
                 raise
             print(f"ended {batch_id} {result.left_out}", file=told)
 
@@ -181,6 +194,7 @@ def main(work: Path, socket: str, seed: int, cores: int, guard: str | None = Non
         lambda batches: made_on_executors(seed, batches), "stream string, partition_key string, data binary"
     )
     query = made.writeStream.foreachBatch(write).option("checkpointLocation", str(work / "checkpoint")).start()
+    threading.Thread(target=watch, args=[query], daemon=True).start()
     sys.stdin.readline()
     stopping.set()
     with writing:

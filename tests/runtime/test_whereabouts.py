@@ -81,6 +81,22 @@ def test_nobody_waits_for_longer_than_five_seconds() -> None:
     assert len(service.began) == 3
 
 
+def test_readings_begin_half_a_second_apart_however_many_tasks_begin() -> None:
+    service = SlowService(0.0)
+    heard = heard_of(service, *[place / 100 for place in range(200)])
+    assert service.began == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert all(0 <= seconds - asked <= 0.5 for asked, seconds, _ in heard)
+    assert all(found.created_milliseconds > asked * 1000 for asked, _, found in heard)
+
+
+def test_where_the_accounts_calls_are_used_up_tasks_wait_in_vain_only_now_and_then() -> None:
+    service = SlowService(0.0)
+    service.answer = lambda _: SLOW
+    heard = heard_of(service, 0.0, 6.0, 34.0, 35.5, until=60)
+    assert [(asked, seconds) for asked, seconds, _ in heard] == [(0.0, 5.0), (6.0, 6.0), (34.0, 34.0), (35.5, 40.5)]
+    assert {found for *_, found in heard} == {None}
+
+
 @pytest.mark.parametrize("answer", [DENIED, at(0)])
 def test_what_the_service_does_not_tell_is_unknown_at_once(answer: StreamSummary | RequestFailed) -> None:
     service = SlowService()

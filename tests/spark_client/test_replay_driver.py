@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_client.replay import driver, store
-from spark_client.replay.driver import FORGET_SECONDS, Ordinals, guarded, plan_without_look, prune, prune_others
+from spark_client.replay.driver import FORGET_SECONDS, Ordinals, guarded, plan_without_look, prune, remove_batches
 from spark_client.replay.guard import CHANGED
 from tests.daemon import until
 from tests.spark_client.moto_s3 import Faults
@@ -122,8 +122,7 @@ def test_what_belongs_to_other_batches_is_removed_when_the_next_begins(folder: P
     assert other.exists()
     put(folder, "query=q/batch=8/0/0/a.json")
     put(folder, "query=q/batch=9/0/0/a.json")
-    prune_others(folder.as_uri(), QUERY, 8)
-    until(is_quiet)
+    remove_batches(folder.as_uri(), QUERY, 8)
     assert [path.name for path in (folder / QUERY).iterdir()] == ["batch=8"]
 
 
