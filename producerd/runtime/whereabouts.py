@@ -21,7 +21,7 @@ WHERE_SECONDS: Final = 5.0
 APART_SECONDS: Final = 0.5
 """The least time from one reading to the next: AWS allows an account 20 a second, and each of a job's tasks asks."""
 QUIET_SECONDS: Final = 30.0
-"""How long nobody is answered after a client has waited in vain, because the account's calls are used up."""
+"""How long the daemon says at once that it does not know, after a client has waited while calls were throttled."""
 Receive = Callable[["StreamSummary | None"], None]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from producerd.errors import ConfigurationError
 from spark_client.replay import driver, store
 from spark_client.replay.driver import FORGET_SECONDS, Ordinals, guarded, plan_without_look, prune, remove_batches
 from spark_client.replay.guard import CHANGED
@@ -222,3 +223,14 @@ def test_s3_that_does_not_answer_ends_a_call_in_time(
     (line,) = warnings(caplog)
     assert "this write goes without it" in line
     assert "TimeoutError" not in line, "the call itself has ended"
+
+
+def test_a_task_of_the_data_source_that_does_not_know_its_query_is_refused(folder: Path) -> None:
+    """Records of any two queries would be the same otherwise."""
+    datasource = pytest.importorskip("spark_client.datasource", reason="Spark 3.5 has no Python data sources")
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    schema = StructType([StructField("partitionKey", StringType()), StructField("data", StringType())])
+    source = datasource.ProducerdDataSource({"stream": "s", "replayguard": folder.as_uri()})
+    with pytest.raises(ConfigurationError, match="does not tell this task to which query"):
+        source.streamWriter(schema, overwrite=False).write(iter([]))
