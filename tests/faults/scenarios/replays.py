@@ -1,4 +1,4 @@
-"""What makes Spark run a micro-batch again that its replay guard has records of."""
+"""Drivers with a replay guard are killed, and their checkpoints lose entries, so that Spark repeats micro-batches."""
 
 from __future__ import annotations
 
