@@ -1,4 +1,4 @@
-"""Drivers with a replay guard are killed, and their checkpoints lose entries, so that Spark repeats micro-batches."""
+"""Drivers with a replay guard are killed, and their checkpoints lose entries."""
 
 from __future__ import annotations
 
