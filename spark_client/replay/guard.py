@@ -189,7 +189,7 @@ class TaskGuard:
         chunk.digest.add(columns)
         chunk.rows += len(rows)
         charge_bytes = columns.layout.charge_bytes
-        if chunk.held is not None and self._held_bytes + charge_bytes > MOST_HELD_BYTES:
+        if self._held_bytes + charge_bytes > MOST_HELD_BYTES:
             self._release(chunk)
         if chunk.held is None:
             self._send(chunk, BatchPart(batch, part.start, len(rows)), rows)

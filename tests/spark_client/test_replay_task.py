@@ -201,6 +201,14 @@ def test_a_task_holds_no_more_than_its_bound_and_sends_the_rest(node: Node, monk
     assert (again.left_out, len(node.sent)) == (3_000, 1_000)
 
 
+def test_what_is_no_longer_held_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = list(range(80_000))
+    node.task(rows(ids))
+    ids[:40_000] = range(-40_000, 0)
+    monkeypatch.setattr(guard, "MOST_HELD_BYTES", 15_000 * 64)
+    assert node.task(rows(ids)).left_out == 40_000, "all that are the same"
+
+
 @pytest.mark.parametrize("columns", [{}, {"explicit_hash_key": [None, "7", "", "8"] * 25}])
 def test_rows_that_were_held_back_are_sent_as_they_are(node: Node, columns: dict[str, Any]) -> None:
     data = [None if i % 5 == 0 else f"row {i}" for i in range(100)]
