@@ -103,6 +103,25 @@ def test_what_is_remembered_of_calls_does_not_grow(monkeypatch: pytest.MonkeyPat
     assert len(ordinals) == 3, "k1 runs, and long ended after it began"
 
 
+def test_a_keys_batch_is_remembered_for_a_day_after_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10 * FORGET_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    ordinals = Ordinals()
+    for number in range(3):
+        assert ordinals.take("k", 0, is_query=False) == number
+        now += 2 * FORGET_SECONDS
+        ordinals.end("k", 0, number, failed=False)
+        now += FORGET_SECONDS - 1
+
+
+def test_a_file_whose_write_fails_is_never_seen(folder: Path) -> None:
+    kept = store.Store(folder.as_uri())
+    no_bytes: Any = object
+    with pytest.raises(TypeError):
+        kept.write("query=q/batch=7/0/0/a.json", no_bytes)
+    assert kept.files(QUERY) == []
+
+
 def test_a_first_run_finds_nothing_and_a_repeat_the_partitions_with_records(folder: Path) -> None:
     plan = call(folder)
     assert plan[:2] == (folder.as_uri(), "query=q/batch=7/0")

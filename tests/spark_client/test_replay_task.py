@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -320,29 +320,38 @@ def test_records_that_could_not_be_written_are_written_with_the_next(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Flaky(store.Store):
-        fails = 1
+        fails = True
 
         def write(self, path: str, content: bytes) -> None:
             if Flaky.fails:
-                Flaky.fails -= 1
-                written.set()
+                Flaky.fails = False
+                writing.set()
+                assert more_came.wait(20)
                 raise OSError("no room")
             super().write(path, content)
 
-    written = threading.Event()
+    writing, more_came = threading.Event(), threading.Event()
     monkeypatch.setattr(recorder, "Store", Flaky)
     plan = node.plan(interval_seconds=0.05)
+    began, ticks = time.time(), itertools.count()
+    monkeypatch.setattr(time, "time", lambda: began + 100 * next(ticks))
+    told: list[float] = []
 
     def batches() -> Any:
         yield rows(range(20_000))
-        assert written.wait(20)
-        yield rows(range(20_000, 20_010))
+        assert writing.wait(20)
+        told.append(time.time())
+        yield rows(range(20_000, 60_000))
+        yield rows(range(60_000, 60_010))  # what comes before has been acknowledged in part
+        more_came.set()
 
     (made,) = send_partition(Plan("s", node.daemon.path, guard=plan), batches())
     result = PartitionResult.from_line(made.column(0)[0].as_py())
-    assert [chunk[:2] for chunk in node.records()] == [["s", 0], ["s", 1], ["s", 2]]
-    assert Counter(path.name for path in node.files).most_common(1)[0][1] == 1
+    assert [chunk[:2] for chunk in node.records()] == [["s", number] for number in range(7)]
     assert result.guard_problem == "records cannot be written: OSError: no room"
+    files = [json.loads(path.read_text()) for path in node.files]
+    (of_first,) = [file for file in files if any(chunk[1] == 0 for chunk in file["chunks"])]
+    assert of_first["seconds"] < told[0], "it is as old as its first row"
 
 
 def test_a_record_is_as_old_as_the_first_row_that_it_tells_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
