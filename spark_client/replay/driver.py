@@ -35,10 +35,6 @@ class _Batch:
     running: int = 0
     ended: float = 0.0
 
-    @property
-    def counts(self) -> bool:
-        return self.running > 0 or time.monotonic() - self.ended < FORGET_SECONDS
-
 
 class Ordinals:
     """How many guarded calls each batch has made in this process.
@@ -57,9 +53,11 @@ class Ordinals:
     def take(self, name: str, batch: object, *, is_query: bool) -> int:
         """Return how many calls came before in this batch, and count one more."""
         with self._lock:
-            while self._batches and not (oldest := next(iter(self._batches.items())))[1].counts:
-                del self._batches[oldest[0]]
-                self._present.pop(oldest[0][0], None)
+            for key, old in [*self._batches.items()]:
+                if old.running or time.monotonic() - old.ended < FORGET_SECONDS:
+                    break
+                del self._batches[key]
+                self._present.pop(key[0], None)
             if is_query:
                 last, self._present[name] = self._present.get(name, batch), batch
                 if last != batch:
@@ -82,6 +80,8 @@ class Ordinals:
 
 
 _ORDINALS: Final = Ordinals()
+_REMOVING: Final[list[threading.Thread]] = []
+"""What removes older records.  While it does, or hangs, no other begins: the next batch sees what is left."""
 
 
 @contextmanager
@@ -146,8 +146,11 @@ def _plan(
     except Exception as error:  # ImportError, too, where a PyArrow was built without S3
         LOG.warning(WITHOUT, type(error).__name__, error)
         return None, frozenset()
-    if batch is not None and {*numbers} - {batch}:
-        threading.Thread(target=remove_batches, args=(uri, name, batch, numbers), name=THREAD, daemon=True).start()
+    if batch is not None and {*numbers} - {batch} and not any(thread.is_alive() for thread in _REMOVING):
+        _REMOVING[:] = [
+            threading.Thread(target=remove_batches, args=(uri, name, batch, numbers), name=THREAD, daemon=True)
+        ]
+        _REMOVING[0].start()
     partitions = {path[len(folder) + 1 :].split("/")[0] for path in files}
     found = tuple(sorted(int(one) for one in partitions if one.isdecimal()))
     return GuardPlan(uri, folder, mark, TOKEN, interval_seconds, found, looked_at), frozenset(files)

@@ -23,11 +23,17 @@ MOST_FILE_BYTES: Final = 64 << 20
 THREAD: Final = "producerd replay guard"
 MARKER: Final = ".producerd-replay"
 """The file by which an executor sees that its folder is the driver's."""
+MOST_HANGING: Final = 4
 T = TypeVar("T")
+_HANGING: Final[list[threading.Thread]] = []
+"""The calls that were given up and have not returned.  A store that hangs forever must not get ever more threads."""
 
 
 def within(call: Callable[[], T], seconds: float = MOST_SECONDS) -> T:
     """Return what a call returns, or raise what it raises.  Raises TimeoutError if neither comes in time."""
+    _HANGING[:] = [thread for thread in _HANGING if thread.is_alive()]
+    if len(_HANGING) >= MOST_HANGING:
+        raise TimeoutError(f"{len(_HANGING)} earlier calls have not been answered")
     returned: list[T] = []
     raised: list[Exception] = []
 
@@ -43,6 +49,7 @@ def within(call: Callable[[], T], seconds: float = MOST_SECONDS) -> T:
     if raised:
         raise raised[0]
     if not returned:
+        _HANGING.append(thread)
         raise TimeoutError(f"no answer within {seconds:g} s")
     return returned[0]
 

@@ -76,6 +76,12 @@ def test_a_query_of_spark_connect_stores_every_row_once_and_a_repeated_batch_twi
     assert kinesis.ids(stream) == Counter(range(given.rows)) + Counter(given.batch(2))
     metrics = counted(running, stream)
     assert metrics["ingest_records_total"] == metrics["delivered_records_total"] == given.rows + 200
+    guard = {"replay_guard": (tmp_path / "guard").as_uri(), "replay_key": "k"}
+    for _ in range(2):
+        given.forget_commit(2)
+        assert "error" not in client.ask("query", **given.query(2), **options, **guard)
+    once_more = Counter(given.batch(2))
+    assert kinesis.ids(stream) == Counter(range(given.rows)) + once_more + once_more, "a guard with a key knows it"
 
 
 def test_an_error_is_one_line_in_a_client_of_spark_connect_and_marked_in_a_query(

@@ -22,7 +22,8 @@ QUERY, RUN = "query=q", "run-1"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has made no call yet."""
+    """A process that has made no call yet, and in which no earlier test removes anything."""
+    until(is_quiet)
     monkeypatch.setattr(driver, "_ORDINALS", Ordinals())
 
 
@@ -200,6 +201,22 @@ def test_a_store_that_fails_or_hangs_costs_the_guard_and_not_the_write(
     *failed, hung = warnings(caplog)
     assert all("this write goes without it" in line for line in failed)
     assert hung == "replay guard: TimeoutError: no answer within 0.2 s; this write goes without it"
+
+
+def test_a_folder_that_hangs_forever_gets_no_ever_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, begun = threading.Event(), list[float]()
+
+    def hang() -> None:
+        begun.append(time.monotonic())
+        free.wait(60)
+
+    for _ in range(10):
+        with pytest.raises(TimeoutError):
+            store.within(hang, 0.01)
+    assert len(begun) == store.MOST_HANGING
+    free.set()
+    until(is_quiet)
+    assert store.within(lambda: "it answers again") == "it answers again"
 
 
 def test_tasks_of_a_write_without_a_driver_have_the_marker(folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,61 @@ def test_with_per_key_only_the_first_chunks_are_left_out(node: Node) -> None:
     node.runs(per_key=1)
     assert node.task(rows(ids)).left_out == 10_000
     assert len(node.sent) == 30_000
+
+
+def test_after_a_repeat_the_last_value_of_each_key_is_the_last(node: Node) -> None:
+    """Where keys keep their order, and the record of a chunk in the middle was lost."""
+    node.runs(per_key=1)
+    batch = pa.RecordBatch.from_pydict(
+        {"partition_key": [f"k{i % 7}" for i in range(40_000)], "data": [f"{i}" for i in range(40_000)]}
+    )
+    node.task(batch)
+    (made,) = node.files
+    told = json.loads(made.read_text())
+    made.write_text(json.dumps({**told, "chunks": [chunk for chunk in told["chunks"] if chunk[1] != 1]}))
+    assert node.task(batch).left_out == 10_000
+    last = {key: data for session in node.daemon.sessions for _, (key, data, _) in session.rows}
+    assert last == {f"k{i % 7}".encode(): f"{i}".encode() for i in range(39_993, 40_000)}
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_an_attempt_that_goes_on_beside_the_next_one_costs_no_row(node: Node, ends_first: bool) -> None:
+    """As where Spark has given an executor up that still runs."""
+    half_put, goes_on = threading.Event(), threading.Event()
+    reports: list[pa.RecordBatch] = []
+
+    def zombie() -> None:
+        plan = node.plan(interval_seconds=0.02)
+        reports.extend(send_partition(Plan("s", node.daemon.path, guard=plan), batches()))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(range(25_000))
+        half_put.set()
+        assert goes_on.wait(20)
+        yield rows(range(25_000, 30_000))
+
+    thread = threading.Thread(target=zombie)
+    thread.start()
+    assert half_put.wait(20)
+    until(lambda: node.files)
+    plan = node.plan(found=None)
+    if ends_first:
+        goes_on.set()
+        thread.join()
+    result = node.task(rows(range(30_000)), guard=plan)
+    goes_on.set()
+    thread.join()
+    stored = {row[1] for session in node.daemon.sessions for _, row in session.rows}
+    assert stored == {f"row {i}".encode() for i in range(30_000)}
+    assert len(reports) == 1
+    assert result.left_out >= 10_000
+    assert node.task(rows(range(30_000))).left_out == 30_000
+
+
+def test_in_s3_a_repeat_leaves_out_what_a_task_has_stored(node: Node, s3: str) -> None:
+    plan = node.plan(uri=f"s3://kept/guard{s3}", mark="")
+    assert node.task(rows(range(100)), guard=plan).guard_problem == ""
+    assert node.task(rows(range(100)), guard=plan._replace(found=(0,))).left_out == 100
 
 
 @pytest.mark.parametrize(

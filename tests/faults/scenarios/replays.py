@@ -24,7 +24,7 @@ def replay(stage: Stage) -> None:
     with Children(stage.folder, spark_job.environment()) as children:
         guard = (stage.folder / "guard").as_uri()
         job = spark_job.SparkJob(children, stage.folder / "spark", stage.socket, stage.seed, guard)
-        for turn in stage.times(20, 2):
+        for turn in stage.times(20, 3):
             job.wait_for(job.ended + 1)
             if turn % 2:  # otherwise before Spark has committed the batch, which is then repeated whole
                 stage.wait_a_while(0.0, 1.5)
