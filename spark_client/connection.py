@@ -318,7 +318,10 @@ class Connection:
                 if self.sleeps:
                     self._come_back()
                 deadline = Deadline.after(timeout_seconds)
+                asks_where = self._opened is not None and bool(self._to_open)
                 self._catch_up(deadline)
+                if asks_where:  # for which the daemon asked Kinesis, and that is no wait for room
+                    deadline = Deadline.after(timeout_seconds)
                 step(self._session, deadline)
                 return
             except ConnectionFailed as ended:

@@ -255,13 +255,13 @@ def name_of_call(
     is made in another run.  Where any of this is unknown, repeats cannot be recognised, and each write has a name of
     its own.
     """
-    if query_id and batch_id is not None and _is_run(run_id):
+    if query_id and batch_id is not None and is_run(run_id):
         digest = hashlib.sha256(write.encode()).hexdigest()[:8]
         return f"{query_id}-{batch_id}-{digest}-{_CALLS.in_batch(query_id, (run_id, batch_id), digest)}"
     return f"{application_id or 'python'}-{PROCESS}-{os.getpid()}-{_CALLS.other()}"
 
 
-def _is_run(job_group: str | None) -> bool:
+def is_run(job_group: str | None) -> bool:
     """Whether Spark has set this job group: a query's is the id of its run.  A user may set another one."""
     try:
         return str(uuid.UUID(job_group)) == job_group

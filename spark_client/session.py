@@ -40,6 +40,8 @@ LONG_WAIT_SECONDS: Final = 0.25
 """The shortest wait that counts, because a loop of puts has thousands of short ones."""
 WHERE_SECONDS: Final = 7.0
 """The least wait for an OPENED that says where the stream is: a daemon looks for that for up to 5 s."""
+MOST_WHERE_SECONDS: Final = 15.0
+"""How long a task waits for such answers in all, before it asks for no more."""
 SILENT_SECONDS: Final = 360.0
 """How long a daemon is silent before the log says so.  It must exceed the 5 minutes between reports of no room."""
 
@@ -83,6 +85,15 @@ class WaitTime:
         self.seconds = 0.0
         self.logs_at = SLOW_SECONDS
         self.reasons = Reasons()
+        self._opening_seconds = 0.0
+
+    @property
+    def asks_where(self) -> bool:
+        """Whether the daemons are still asked where streams are: with many streams the waits would add up."""
+        return self._opening_seconds < MOST_WHERE_SECONDS
+
+    def count_opening(self, seconds: float) -> None:
+        self._opening_seconds += seconds
 
     def count_seconds(self, seconds: float) -> None:
         self.seconds += seconds
@@ -170,13 +181,13 @@ class DaemonSession:
         """Open a stream.  After a call that timed out, wait for the answer to its OPEN and send no other."""
         if stream not in self.streams and stream not in self._opening:
             self._last_number += 1
-            asks_where = int(self._tell_opened is not None)
+            asks_where = int(self._tell_opened is not None and self._wait_time.asks_where)
             self._tell(messages.Open(self._last_number, stream, int(self._resumed), int(self._dry_run), asks_where))
             self._opening[stream] = self._last_number
         number = self._opening.get(stream)
-        until = deadline.at
+        until, began = deadline.at, time.monotonic()
         if until is not None and self._tell_opened is not None:  # the daemon answers when it has asked Kinesis
-            until = max(until, time.monotonic() + WHERE_SECONDS)
+            until = max(until, began + WHERE_SECONDS)
         try:
             while stream in self._opening:
                 answer = self._read(until)
@@ -186,6 +197,8 @@ class DaemonSession:
         except Late:
             text = f"stream {stream} was not opened within {deadline.seconds} s: the daemon does not answer"
             raise BackpressureTimeout(text) from None
+        if self._tell_opened is not None:
+            self._wait_time.count_opening(time.monotonic() - began)
         if self._dry_run and number is not None:
             self._ask_service(stream)
 

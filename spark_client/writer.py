@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from producerd.errors import Code, ProducerdError
 from spark_client.configuration import configured, is_connect
-from spark_client.diverting import name_of_call
+from spark_client.diverting import is_run, name_of_call
 from spark_client.interrupts import cancelled_on_interrupt, insist
 from spark_client.options import OPTIONS, JsonOption, WriterOptions, refuse, refuse_unknown
 from spark_client.progress import Progress, described
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Unpack
 
     from spark_client.options import NoKeywords
-    from spark_client.replay.guard import GuardPlan
+    from spark_client.replay.driver import Call
 
 LOG: Final = logging.getLogger("producerd.client")
 ARROW_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -51,8 +51,9 @@ MOST_ARROW_BATCH_RECORDS: Final = 10_000
 """The most records that a frame has (``max_frame_records`` in WELCOME)."""
 
 NO_KEY: Final = (
-    "replay_key=None: Spark does not say to which query this write belongs; give replay_guard a key that no other "
-    "write has, and that a repeat of this one gives again"
+    "replay_key=None: Spark does not say to which query and batch this write belongs, as in a batch job, after "
+    "setJobGroup, or in a thread of your own; give replay_guard a key that no other write has, and that a repeat of "
+    "this one gives again"
 )
 
 KEPT_RESULTS: Final = 100
@@ -188,13 +189,13 @@ class KinesisBatchWriter:
         began = time.monotonic()
         selected = select(df, options)
         with (
-            _guarded(spark, options, batch_id) if not dry_run else nullcontext() as guard,
+            _guarded(spark, options, batch_id) if not dry_run else nullcontext() as call,
             _bounded_arrow_batches(spark, self._row_bytes),
             cancelled_on_interrupt(spark) as tag,
             described(spark, plan),
             Progress(spark, plan, tag) if options.progress else nullcontext() as rows_by_write,
         ):
-            plan = plan._replace(guard=guard)
+            plan = plan._replace(guard=None if call is None else call.plan)
             task: Any = functools.partial(send_partition, plan, write=tag, rows_by_write=rows_by_write)
             task.__name__ = "producerd"  # Spark's UI shows it in the plan
             reports = _collect(selected.mapInArrow(task, "result string"))
@@ -202,6 +203,8 @@ class KinesisBatchWriter:
             seconds = time.monotonic() - began
             skips = plan.skip_bad_records
             result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds, dry_run=dry_run)
+            if call is not None:
+                call.succeeded(sent=result.records > result.left_out)
         if result.sent:
             self._row_bytes = result.bytes / result.sent
         self.last_result = result
@@ -262,9 +265,7 @@ def _query_of(spark: SparkSession) -> tuple[str | None, str | None, int | None]:
     return query_id, run_id, int(of_batch) if of_batch else None
 
 
-def _guarded(
-    spark: SparkSession, options: WriterOptions, batch_id: int | None
-) -> AbstractContextManager[GuardPlan | None]:
+def _guarded(spark: SparkSession, options: WriterOptions, batch_id: int | None) -> AbstractContextManager[Call | None]:
     """Guard a write in the block.  What is imported here is not if there is no guard."""
     if options.replay_guard is None:
         return nullcontext()
@@ -272,8 +273,8 @@ def _guarded(
 
     query_id, run_id, of_batch = _query_of(spark)
     store = options.replay_guard, options.replay_guard_interval_seconds
-    if query_id and of_batch is not None:
-        return guarded(*store, f"query={query_id}", of_batch, run_id or "")
+    if query_id and run_id and of_batch is not None and is_run(run_id) and batch_id in (None, of_batch):
+        return guarded(*store, f"query={query_id}", of_batch, run_id)
     if options.replay_key is None:
         refuse([NO_KEY])
     return guarded(*store, f"key={options.replay_key}", batch_id)

@@ -6,6 +6,7 @@ query has an id, the caller's ``replay_key`` takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from spark_client.diverting import Place
 from spark_client.replay.guard import CHANGED, GuardPlan, batches_of
 from spark_client.replay.records import MOST_AGE_SECONDS, MOST_SKEW_SECONDS
 from spark_client.replay.store import THREAD, Store, within
@@ -29,54 +31,67 @@ FORGET_SECONDS: Final = MOST_AGE_SECONDS + 2 * MOST_SKEW_SECONDS
 
 @dataclass
 class _Batch:
-    """The guarded calls of one batch: how many were made, how many of them run, and when the last one ended."""
+    """The guarded calls of one batch in one run: how many were made, how many of them run, when the last one ended.
+
+    ``has_sent``: not all of them have left all of their rows out.
+    """
 
     count: int = 0
     running: int = 0
     ended: float = 0.0
+    has_sent: bool = False
 
 
 class Ordinals:
     """How many guarded calls each batch has made in this process.
 
-    It remembers the present batch of each query, and every batch of a key while its records may count.
+    It remembers the newest batch of each query, in each of its runs, and every batch of a key while its records may
+    count.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._batches: dict[tuple[str, object], _Batch] = {}  # in the order of their last calls' begins and ends
-        self._present: dict[str, object] = {}  # of queries
+        self._batches: dict[tuple[str, str | None, int | None], _Batch] = {}  # in the order of their begins and ends
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def take(self, name: str, batch: object, *, is_query: bool) -> int:
-        """Return how many calls came before in this batch, and count one more."""
+    def take(self, name: str, run: str | None, batch: int | None) -> tuple[int, bool]:
+        """Return how many calls came before in this batch, and whether one of them has sent rows or may still.
+
+        ``run`` is the id of a query's run, or None for a key.
+        """
         with self._lock:
             for key, old in [*self._batches.items()]:
-                if old.running or time.monotonic() - old.ended < FORGET_SECONDS:
-                    break
-                del self._batches[key]
-                self._present.pop(key[0], None)
-            if is_query:
-                last, self._present[name] = self._present.get(name, batch), batch
-                if last != batch:
-                    self._batches.pop((name, last), None)
-            of_batch = self._batches.pop((name, batch), None) or _Batch()
-            self._batches[name, batch] = of_batch
+                is_passed = run is not None and key[0] == name and (key[2] or 0) < (batch or 0)
+                if not old.running and (is_passed or time.monotonic() - old.ended >= FORGET_SECONDS):
+                    del self._batches[key]
+            of_batch = self._batches.setdefault((name, run, batch), _Batch())
+            ordinal, follows_sent = of_batch.count, of_batch.has_sent or of_batch.running > 0
             of_batch.count += 1
             of_batch.running += 1
-            return of_batch.count - 1
+            return ordinal, follows_sent
 
-    def end(self, name: str, batch: object, ordinal: int, *, failed: bool) -> None:
+    def end(self, name: str, run: str | None, batch: int | None, ordinal: int, *, failed: bool, sent: bool) -> None:
         """End a call.  If it failed and was the last one, the next has its number: it may write the same rows again."""
         with self._lock:
-            of_batch = self._batches.pop((name, batch), None)
-            if of_batch is not None:
-                self._batches[name, batch] = of_batch
-                of_batch.running -= 1
-                of_batch.ended = time.monotonic()
-                of_batch.count -= failed and of_batch.count == ordinal + 1
+            of_batch = self._batches[name, run, batch]
+            of_batch.running -= 1
+            of_batch.ended = time.monotonic()
+            of_batch.has_sent |= sent
+            of_batch.count -= failed and of_batch.count == ordinal + 1
+
+
+class Call:
+    """One guarded call: what its tasks must know, or None if it goes without the guard."""
+
+    def __init__(self, plan: GuardPlan | None) -> None:
+        self.plan = plan
+        self.failed = self.sent = True
+
+    def succeeded(self, *, sent: bool) -> None:
+        """Note that it stored its rows; ``sent``: it has not left all of them out."""
+        self.failed, self.sent = False, sent
 
 
 _ORDINALS: Final = Ordinals()
@@ -85,30 +100,28 @@ _REMOVING: Final[list[threading.Thread]] = []
 
 
 @contextmanager
-def guarded(
-    uri: str, interval_seconds: float, name: str, batch: int | None, run: str | None = None
-) -> Iterator[GuardPlan | None]:
-    """In the block a call is guarded.  Yield what its tasks must know, or None after a warning.
+def guarded(uri: str, interval_seconds: float, name: str, batch: int | None, run: str | None = None) -> Iterator[Call]:
+    """In the block a call is guarded, or goes without that after a warning.
 
     ``name`` is of a query, of which ``run`` is the id of its run, or of a key if that is None.
     """
-    of, is_query = (run, batch), run is not None
-    ordinal = _ORDINALS.take(name, of, is_query=is_query)
-    failed = True
+    ordinal, follows_sent = _ORDINALS.take(name, run, batch)
+    call = Call(None)
     try:
         plan, seen = _plan(uri, name, batch, ordinal, interval_seconds)
-        yield plan
-        failed = False
-        if plan is not None and not is_query:
+        call = Call(plan and plan._replace(follows_sent=follows_sent))
+        yield call
+        if plan is not None and run is None:
             _warn_of_others(plan, seen)
     finally:
-        _ORDINALS.end(name, of, ordinal, failed=failed)
+        _ORDINALS.end(name, run, batch, ordinal, failed=call.failed, sent=call.sent)
 
 
 def plan_without_look(uri: str, interval_seconds: float) -> GuardPlan | None:
     """Return a plan for tasks that look themselves and know the folder, or None after a warning."""
     try:
-        return GuardPlan(uri, "", within(lambda: Store(uri).mark()), TOKEN, interval_seconds)
+        mark = "" if Place.of(uri).bucket else within(lambda: Store(uri).mark())
+        return GuardPlan(uri, "", mark, TOKEN, interval_seconds)
     except Exception as error:
         LOG.warning(WITHOUT, type(error).__name__, error)
         return None
@@ -147,10 +160,10 @@ def _plan(
         LOG.warning(WITHOUT, type(error).__name__, error)
         return None, frozenset()
     if batch is not None and {*numbers} - {batch} and not any(thread.is_alive() for thread in _REMOVING):
-        _REMOVING[:] = [
-            threading.Thread(target=remove_batches, args=(uri, name, batch, numbers), name=THREAD, daemon=True)
-        ]
-        _REMOVING[0].start()
+        arguments = uri, name, batch, numbers
+        _REMOVING[:] = [threading.Thread(target=remove_batches, args=arguments, name=THREAD, daemon=True)]
+        with contextlib.suppress(RuntimeError):  # there may be no thread left
+            _REMOVING[0].start()
     partitions = {path[len(folder) + 1 :].split("/")[0] for path in files}
     found = tuple(sorted(int(one) for one in partitions if one.isdecimal()))
     return GuardPlan(uri, folder, mark, TOKEN, interval_seconds, found, looked_at), frozenset(files)
@@ -175,8 +188,10 @@ def prune(uri: str, older_than_seconds: float = MOST_AGE_SECONDS) -> int:
     """
     store, removed = Store(uri), 0
     for name in store.folders(""):
-        for folder in [f"{name}/{batch}" for batch in store.folders(name)]:
-            if store.age_seconds(folder) > older_than_seconds:
-                store.remove(folder)
-                removed += 1
+        folders = [f"{name}/{one}" for one in store.folders(name) if name.startswith(("query=", "key="))]
+        batches = [folder for folder in folders if "/batch=" in folder]
+        old = [folder for folder in batches if store.age_seconds(folder) > older_than_seconds]
+        for folder in [name] if old and old == folders else old:
+            store.remove(folder)
+        removed += len(old)
     return removed

@@ -15,14 +15,15 @@ from spark_client.batches import Batch, BatchPart
 from spark_client.replay.chunks import ChunkPart, Cutter, Digest
 from spark_client.replay.recorder import Recorder
 from spark_client.replay.records import BadFile, Known, StoredChunk, Where, from_file
-from spark_client.replay.store import Store, within
+from spark_client.replay.store import MOST_SECONDS, Store, within
 from spark_client.tally import PartTally, Tally
 
 if TYPE_CHECKING:
     from spark_client.connection import Connection
 
 MOST_HELD_BYTES: Final = 8 << 20
-"""How much a task holds back at most, by its charge."""
+"""How much a task holds back at most, by the charge of its rows and what Arrow needs for each part of a chunk."""
+PART_BYTES: Final = 8192
 BATCH: Final = re.compile(r"batch=(\d+)")
 """How the folder of a numbered batch is called, in the folder of its query or key."""
 CHANGED: Final = (
@@ -41,6 +42,7 @@ class GuardPlan(NamedTuple):
 
     ``folder`` is of one call, ``NAME/batch=NUMBER/ORDINAL``, and has one for each partition.  ``found`` are the
     partitions of which there were files at ``looked_at``, since 1970, or None if the driver has not looked.
+    ``follows_sent``: an earlier call of the batch has sent rows, which those of the same keys must follow.
     """
 
     uri: str
@@ -50,6 +52,7 @@ class GuardPlan(NamedTuple):
     interval_seconds: float
     found: tuple[int, ...] | None = None
     looked_at: float = 0.0
+    follows_sent: bool = False
 
 
 def batches_of(store: Store, name: str) -> list[int]:
@@ -57,22 +60,27 @@ def batches_of(store: Store, name: str) -> list[int]:
     return [int(match[1]) for folder in store.folders(name) if (match := BATCH.fullmatch(folder))]
 
 
-def _look(plan: GuardPlan, folder: str, *, reads: bool) -> tuple[bool, str, list[StoredChunk]]:
-    """Return whether a task may leave out and record chunks at all, what it may not, and the records that it finds."""
-    store, records = Store(plan.uri), list[StoredChunk]()
+def _check(plan: GuardPlan) -> str:
+    """Return why a task may neither leave out nor record chunks, or ""."""
+    store = Store(plan.uri)
     if not store.has(plan.mark):
-        return False, NOT_SHARED, records
+        return NOT_SHARED
     name, number = plan.folder.split("/")[:2]
     match = BATCH.fullmatch(number)
     if plan.found is None and match and max(batches_of(store, name), default=0) > int(match[1]):
-        return False, CHANGED.format(int(match[1])), records
-    ignored, why = 0, ""
-    for path in store.files(folder) if reads else ():
+        return CHANGED.format(match[1])
+    return ""
+
+
+def _read(plan: GuardPlan, folder: str, records: list[StoredChunk]) -> str:
+    """Add the records of a folder, file by file, and return what is wrong with its files, or ""."""
+    store, ignored, why = Store(plan.uri), 0, ""
+    for path in store.files(folder):
         try:
-            records += from_file(store.read(path), time.time())
+            records += from_file(store.read(path))
         except BadFile as bad:
             ignored, why = ignored + 1, f"{path}: {bad}"
-    return True, f"{ignored} files of records are ignored, such as {why}" if ignored else "", records
+    return f"{ignored} files of records are ignored, such as {why}" if ignored else ""
 
 
 class _Chunk:
@@ -87,6 +95,7 @@ class _Chunk:
         self.stream = stream
         self.number = number
         self.rows = 0
+        self.began_seconds = time.time()
         self.digest = Digest(stream)
         self.tally = PartTally(whole, self._look)
         self.held: list[tuple[Batch, Sequence[int]]] | None = [] if holds else None
@@ -131,24 +140,28 @@ class TaskGuard:
     def __init__(
         self, plan: GuardPlan, places: Places, connection: Connection, task: Hello, put_timeout_seconds: float | None
     ) -> None:
+        self._plan = plan
         self._places = places
         self._connection = connection
         self._put_timeout_seconds = put_timeout_seconds
         self._cutters: dict[str, Cutter] = {}
         self._chunks: dict[str, _Chunk] = {}
         self._held_bytes = 0
+        self._is_on = False
         partition, folder = task.partition, f"{plan.folder}/{task.partition}"
         self._recorder = Recorder(plan.uri, folder, plan.token, plan.interval_seconds)
-        self._is_on, self._problem, records = True, "", list[StoredChunk]()
+        self._problem = ""
+        records: list[StoredChunk] = []
         looks_late = time.time() - plan.looked_at > plan.interval_seconds  # an earlier attempt may have written some
-        reads = plan.found is None or partition in plan.found or task.attempt > 0 or looks_late
-        if plan.mark or reads:
-            try:
-                self._is_on, self._problem, records = within(lambda: _look(plan, folder, reads=reads))
-            except Exception as error:
-                self._is_on = not plan.mark and plan.found is not None  # then only records were to be looked for
-                self._problem = f"records cannot be read: {type(error).__name__}: {error}"
-        self._known = Known(records, places.per_key)
+        try:
+            if plan.mark or plan.found is None:
+                self._problem = within(lambda: _check(plan), MOST_SECONDS / 3)
+            self._is_on = not self._problem
+            if self._is_on and (plan.found is None or partition in plan.found or task.attempt > 0 or looks_late):
+                self._problem = within(lambda: _read(plan, folder, records), MOST_SECONDS * 2 / 3)
+        except Exception as error:  # what was read until then counts
+            self._problem = f"records cannot be read: {type(error).__name__}: {error}"
+        self._known = Known([*records], places.per_key)
 
     @property
     def problem(self) -> str:
@@ -180,7 +193,8 @@ class TaskGuard:
         if chunk is None or chunk.number != part.number:
             if chunk is not None:
                 self._end(chunk)
-            holds = self._known.may_match(stream, part.number)
+            may = not (self._plan.follows_sent and self._places.per_key[stream])
+            holds = may and self._known.may_match(stream, part.number)
             chunk = _Chunk(stream, part.number, self._connection.tally, self._record, holds=holds)
             self._chunks[stream] = chunk
             if not holds:
@@ -188,7 +202,7 @@ class TaskGuard:
         columns = batch.columns(part.start, part.stop)
         chunk.digest.add(columns)
         chunk.rows += len(rows)
-        charge_bytes = columns.layout.charge_bytes
+        charge_bytes = columns.layout.charge_bytes + PART_BYTES
         if self._held_bytes + charge_bytes > MOST_HELD_BYTES:
             self._release(chunk)
         if chunk.held is None:
@@ -201,14 +215,14 @@ class TaskGuard:
     def _end(self, chunk: _Chunk) -> None:
         """Leave a whole chunk out, or send what is held of it.  Then it is recorded when its rows are STORED."""
         where, digest = self._places.where[chunk.stream], chunk.digest.value()
-        if chunk.held is not None and self._known.has(chunk.stream, chunk.number, digest, where):
+        if chunk.held is not None and self._known.has(chunk.stream, chunk.number, digest, where, time.time()):
             self._held_bytes -= chunk.held_bytes
             self._connection.tally.add_left_out(chunk.rows)
             self._connection.note_left_out(chunk.stream, chunk.rows)
             return
         self._release(chunk)
         if where is not None:
-            chunk.end(StoredChunk(chunk.stream, chunk.number, digest, where))
+            chunk.end(StoredChunk(chunk.stream, chunk.number, digest, where, chunk.began_seconds))
 
     def _record(self, record: StoredChunk) -> None:
         """Record a chunk, unless rows of it may have gone elsewhere."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 
 from spark_client.replay.records import StoredChunk, to_file
@@ -24,19 +23,21 @@ class Recorder:
         self._interval_seconds = interval_seconds
         self._lock = threading.Lock()
         self._records: list[StoredChunk] = []
-        self._oldest_seconds = 0.0  # when the first of them was stored, since 1970
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, record: StoredChunk) -> None:
-        """Take a chunk that was stored just now."""
+        """Take the record of a chunk that is stored."""
         with self._lock:
-            if not self._records:
-                self._oldest_seconds = time.time()
             self._records.append(record)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there may be no thread left, and the rows are stored all the same
+                self.problem = f"records cannot be written: {error}"
+            else:
+                self._thread = thread
 
     def close(self) -> None:
         """Write what is left, and wait for that a little."""
@@ -53,15 +54,13 @@ class Recorder:
             is_closing = self._closing.wait(self._interval_seconds)
             with self._lock:
                 records, self._records = self._records, []
-                oldest_seconds = self._oldest_seconds
             if not records:
                 continue
             try:
                 name = f"{self._token}-{uuid.uuid4().hex}.json"
                 store = store or Store(self._uri)
-                store.write(f"{self._folder}/{name}", to_file(records, oldest_seconds))
+                store.write(f"{self._folder}/{name}", to_file(records))
             except Exception as error:  # ImportError, too, where a PyArrow was built without S3
                 self.problem = f"records cannot be written: {type(error).__name__}: {error}"
                 with self._lock:
                     self._records = [*records, *self._records]
-                    self._oldest_seconds = oldest_seconds

@@ -28,34 +28,34 @@ class StoredChunk(NamedTuple):
     number: int
     digest: bytes
     where: Where
+    seconds: float
+    """When its first row was put, since 1970."""
 
 
 class BadFile(ValueError):
     """A file that is torn, foreign, or of a newer release."""
 
 
-def to_file(records: Iterable[StoredChunk], now_seconds: float) -> bytes:
-    """Return the file of records; ``now_seconds`` is since 1970."""
-    rows = [[each.stream, each.number, each.digest.hex(), *each.where] for each in records]
-    return json.dumps({"producerd_replay": FILE_FORMAT, "seconds": now_seconds, "chunks": rows}).encode()
+def to_file(records: Iterable[StoredChunk]) -> bytes:
+    """Return the file of records."""
+    rows = [[each.stream, each.number, each.digest.hex(), each.seconds, *each.where] for each in records]
+    return json.dumps({"producerd_replay": FILE_FORMAT, "chunks": rows}).encode()
 
 
-def from_file(content: bytes, now_seconds: float) -> list[StoredChunk]:
-    """Return the records of a file, or none if they are too old.  Raises BadFile."""
+def from_file(content: bytes) -> list[StoredChunk]:
+    """Return the records of a file.  Raises BadFile."""
     try:
         told: Any = json.loads(content)
         if told["producerd_replay"] != FILE_FORMAT:
             raise ValueError(f"its format is {told['producerd_replay']!r}, and this release knows {FILE_FORMAT}")
-        age_seconds = now_seconds - told["seconds"]
-        records = [_record(*row) for row in told["chunks"]]
+        return [_record(*row) for row in told["chunks"]]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise BadFile(f"{type(error).__name__}: {error}") from None
-    return records if -MOST_SKEW_SECONDS <= age_seconds < MOST_AGE_SECONDS else []
 
 
-def _record(stream: str, number: int, digest: str, host: str, arn: str, created_milliseconds: int) -> StoredChunk:
-    record = StoredChunk(stream, number, bytes.fromhex(digest), Where(host, arn, created_milliseconds))
-    types = [type(each) for each in (stream, number, host, arn, created_milliseconds)]
+def _record(stream: str, number: int, digest: str, seconds: float, host: str, arn: str, created: int) -> StoredChunk:
+    record = StoredChunk(stream, number, bytes.fromhex(digest), Where(host, arn, created), float(seconds))
+    types = [type(each) for each in (stream, number, host, arn, created)]
     if len(record.digest) != 32 or types != [str, int, str, str, int]:
         raise ValueError("its chunks are not chunks")
     return record
@@ -69,10 +69,9 @@ class Known:
     """
 
     def __init__(self, records: Iterable[StoredChunk], per_key: Mapping[str, bool]) -> None:
-        self._at: dict[tuple[str, int], set[tuple[bytes, Where]]] = {}
+        self._at: dict[tuple[str, int], list[StoredChunk]] = {}
         for record in records:
-            # Attempts of which one was cut short may each have recorded other rows at a place, all of them stored.
-            self._at.setdefault((record.stream, record.number), set()).add((record.digest, record.where))
+            self._at.setdefault((record.stream, record.number), []).append(record)
         self._per_key = per_key
         self._sent: set[str] = set()  # the streams of which a chunk was not left out
 
@@ -80,9 +79,20 @@ class Known:
         """Return whether a chunk is held back until its digest is known.  If not, it is sent at once."""
         return (stream, number) in self._at and not (self._per_key[stream] and stream in self._sent)
 
-    def has(self, stream: str, number: int, digest: bytes, where: Where | None) -> bool:
-        """Return whether a chunk is stored at ``where``, the place to which it would be sent now; None if unknown."""
-        return (digest, where) in self._at.get((stream, number), ())
+    def has(self, stream: str, number: int, digest: bytes, where: Where | None, now_seconds: float) -> bool:
+        """Return whether a chunk is stored at ``where``, the place to which it would be sent now; None if unknown.
+
+        A record that is too old, or from too far ahead of the clock, counts as absent.  Runs may have stored other rows
+        at a place.  Where keys keep their order it is then not known which ones came last.
+        """
+        there = self._at.get((stream, number), [])
+        if self._per_key[stream] and len({record.digest for record in there}) > 1:
+            return False
+        return any(
+            (record.digest, record.where) == (digest, where)
+            and -MOST_SKEW_SECONDS <= now_seconds - record.seconds < MOST_AGE_SECONDS
+            for record in there
+        )
 
     def sends(self, stream: str) -> None:
         """Note that a chunk of the stream is sent."""

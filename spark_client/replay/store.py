@@ -81,7 +81,8 @@ class Store:
 
     def age_seconds(self, folder: str) -> float:
         """Return how long ago the newest file below a folder was written."""
-        return time.time() - max((info.mtime_ns or 0 for info in self._list(folder, recursive=True)), default=0) / 1e9
+        times = [info.mtime_ns for info in self._list(folder, recursive=True) if info.type.name == "File"]
+        return time.time() - max(times, default=0) / 1e9
 
     def read(self, path: str) -> bytes:
         """Return what a file holds, but not more than a file of records can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,9 @@ def moto_s3(faults: Faults) -> Iterator[str]:
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:
+        reset = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/moto-api/reset", method="POST")
+        with urllib.request.urlopen(reset):  # what other tests of this process have left
+            pass
         parameters = f"?scheme=http&endpoint_override=127.0.0.1:{server.server_port}"
         files(parameters).create_dir("kept")
         yield parameters

@@ -137,15 +137,15 @@ def test_a_digest_is_over_lengths_and_values_and_the_same_in_every_release() -> 
 
 
 def record(number: int = 0, rows: bytes = b"r" * 32, where: Where = HERE, stream: str = "flights") -> StoredChunk:
-    return StoredChunk(stream, number, rows, where)
+    return StoredChunk(stream, number, rows, where, NOW)
 
 
 def test_a_file_gives_its_records_back() -> None:
     records = [record(number, where=where) for number in range(3) for where in (HERE, AGAIN)]
-    assert from_file(to_file(records, NOW), NOW + 60.0) == records
+    assert from_file(to_file(records)) == records
 
 
-WHOLE = to_file([record()], NOW)
+WHOLE = to_file([record()])
 
 
 @pytest.mark.parametrize(
@@ -163,22 +163,22 @@ WHOLE = to_file([record()], NOW)
             json.dumps({**json.loads(WHOLE), **wrong}).encode()
             for wrong in (
                 {"producerd_replay": FILE_FORMAT + 1},
-                {"seconds": "now"},
+                {"chunks": [["flights", 0, "72" * 32, "now", *HERE]]},
                 {"chunks": 7},
                 {"chunks": [["flights", 0]]},
-                {"chunks": [["flights", "0", "72" * 32, *HERE]]},
-                {"chunks": [["flights", 0, "72" * 31, *HERE]]},
-                {"chunks": [["flights", 0, 72, *HERE]]},
-                {"chunks": [[None, 0, "72" * 32, *HERE]]},
-                {"chunks": [["flights", 0, "72" * 32, HERE.endpoint_host, None, 0.0]]},
-                {"chunks": [["flights", 0, "72" * 32, HERE.endpoint_host, HERE.stream_arn, "0"]]},
+                {"chunks": [["flights", "0", "72" * 32, NOW, *HERE]]},
+                {"chunks": [["flights", 0, "72" * 31, NOW, *HERE]]},
+                {"chunks": [["flights", 0, 72, NOW, *HERE]]},
+                {"chunks": [[None, 0, "72" * 32, NOW, *HERE]]},
+                {"chunks": [["flights", 0, "72" * 32, NOW, HERE.endpoint_host, None, 0.0]]},
+                {"chunks": [["flights", 0, "72" * 32, NOW, HERE.endpoint_host, HERE.stream_arn, "0"]]},
             )
         ),
     ],
 )
 def test_a_torn_foreign_or_newer_file_is_told(content: bytes) -> None:
     with pytest.raises(BadFile, match=r"Error|its format"):
-        from_file(content, NOW)
+        from_file(content)
 
 
 @pytest.mark.parametrize(
@@ -192,20 +192,26 @@ def test_a_torn_foreign_or_newer_file_is_told(content: bytes) -> None:
     ],
 )
 def test_a_record_that_is_too_old_or_of_a_later_time_counts_as_absent(age_seconds: float, counts: bool) -> None:
-    assert bool(from_file(WHOLE, NOW + age_seconds)) is counts
+    known = Known([record()], {"flights": False})
+    assert known.has("flights", 0, b"r" * 32, HERE, NOW + age_seconds) is counts
 
 
 def test_only_a_chunk_with_its_place_rows_and_stream_is_left_out() -> None:
     known = Known([record(0), record(2, b"s" * 32), record(2, b"t" * 32)], {"flights": False, "delays": False})
     assert [known.may_match("flights", number) for number in range(3)] == [True, False, True]
-    assert not known.has("delays", 0, b"r" * 32, HERE)
+    assert not known.has("delays", 0, b"r" * 32, HERE, NOW)
     assert not known.may_match("delays", 0)
-    assert known.has("flights", 0, b"r" * 32, HERE)
-    assert not known.has("flights", 0, b"s" * 32, HERE)
-    assert not known.has("flights", 0, b"r" * 32, AGAIN), "the stream was made again"
-    assert not known.has("flights", 0, b"r" * 32, None)
-    assert known.has("flights", 2, b"s" * 32, HERE), "two attempts may have stored two chunks at a place"
-    assert known.has("flights", 2, b"t" * 32, HERE)
+    assert known.has("flights", 0, b"r" * 32, HERE, NOW)
+    assert not known.has("flights", 0, b"s" * 32, HERE, NOW)
+    assert not known.has("flights", 0, b"r" * 32, AGAIN, NOW), "the stream was made again"
+    assert not known.has("flights", 0, b"r" * 32, None, NOW)
+    assert known.has("flights", 2, b"s" * 32, HERE, NOW), "two attempts may have stored two chunks at a place"
+    assert known.has("flights", 2, b"t" * 32, HERE, NOW)
+
+
+def test_where_keys_stay_in_order_a_place_with_the_rows_of_two_runs_matches_nothing() -> None:
+    known = Known([record(0), record(0), record(1), record(1, b"s" * 32)], {"flights": True})
+    assert [known.has("flights", number, b"r" * 32, HERE, NOW) for number in range(2)] == [True, False]
 
 
 def test_only_a_prefix_is_left_out_where_keys_stay_in_order() -> None:
@@ -237,7 +243,7 @@ def partition_of(
 ) -> Iterator[tuple[int, bytes]]:
     """Run one task of a batch, and yield the place and the digest of each chunk that it records."""
     for number, (of_rows, value) in enumerate(chunks([rows], 1 << 20, 3)):
-        if known.may_match("flights", number) and known.has("flights", number, value, HERE):
+        if known.may_match("flights", number) and known.has("flights", number, value, HERE, NOW):
             continue
         known.sends("flights")
         fate = next(fates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -40,8 +41,9 @@ def put(folder: Path, path: str) -> Path:
 
 
 def call_at(uri: str, name: str = QUERY, batch: int | None = 7, run: str | None = RUN) -> Any:
-    with guarded(uri, 10.0, name, batch, run) as plan:
-        return plan
+    with guarded(uri, 10.0, name, batch, run) as made:
+        made.succeeded(sent=True)
+        return made.plan
 
 
 def call(folder: Path, *arguments: Any, **options: Any) -> Any:
@@ -57,51 +59,64 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_each_guarded_call_of_a_batch_has_a_number_of_its_own_whichever_run_it_is() -> None:
+def calls(ordinals: Ordinals, *given: Any, times: int = 3) -> list[int]:
+    """Make calls of a batch, one after the other, and return their numbers."""
+    numbers = []
+    for _ in range(times):
+        number, _ = ordinals.take(*given)
+        ordinals.end(*given, number, failed=False, sent=True)
+        numbers.append(number)
+    return numbers
+
+
+def test_each_guarded_call_of_a_batch_has_a_number_of_its_own_in_its_run() -> None:
     ordinals = Ordinals()
-
-    def calls(name: str, batch: object, *, is_query: bool) -> list[int]:
-        numbers = [ordinals.take(name, batch, is_query=is_query) for _ in range(3)]
-        for number in numbers:
-            ordinals.end(name, batch, number, failed=False)
-        return numbers
-
-    assert calls("q", ("run", 7), is_query=True) == [0, 1, 2]
-    assert calls("q", ("run", 8), is_query=True) == [0, 1, 2]
-    assert calls("q", ("another run", 8), is_query=True) == [0, 1, 2], "the batch is repeated"
-    assert calls("other", ("run", 7), is_query=True) == [0, 1, 2]
-    assert calls("k", (None, 7), is_query=False) == [0, 1, 2]
-    assert calls("k", (None, 8), is_query=False) == [0, 1, 2]
-    assert calls("k", (None, 7), is_query=False) == [3, 4, 5], "a key's batches may come in any order"
+    assert calls(ordinals, "q", "r1", 7) == [0, 1, 2]
+    assert calls(ordinals, "q", "r2", 7) == [0, 1, 2], "the batch is repeated"
+    assert calls(ordinals, "q", "r1", 7) == [3, 4, 5], "a callback of the run before still writes"
+    assert calls(ordinals, "q", "r2", 7) == [3, 4, 5]
+    assert calls(ordinals, "q", "r2", 8) == [0, 1, 2]
+    assert calls(ordinals, "q", "r1", 7) == [0, 1, 2], "whose batch the query has passed"
+    assert calls(ordinals, "q", "r2", 8) == [3, 4, 5]
+    assert calls(ordinals, "k", None, 7) == [0, 1, 2]
+    assert calls(ordinals, "k", None, 8) == [0, 1, 2]
+    assert calls(ordinals, "k", None, 7) == [3, 4, 5], "a key's batches may come in any order"
 
 
 def test_a_call_that_failed_gives_its_number_back_if_none_came_after_it() -> None:
     ordinals = Ordinals()
     for _ in range(2):
-        assert ordinals.take("k", 1, is_query=False) == 0
-        ordinals.end("k", 1, 0, failed=True)
-    assert [ordinals.take("k", 1, is_query=False) for _ in range(2)] == [0, 1]
-    ordinals.end("k", 1, 0, failed=True)
-    assert ordinals.take("k", 1, is_query=False) == 2
-    ordinals.end("unknown", 1, 0, failed=True)
+        assert ordinals.take("k", None, 1)[0] == 0
+        ordinals.end("k", None, 1, 0, failed=True, sent=True)
+    assert [ordinals.take("k", None, 1)[0] for _ in range(2)] == [0, 1]
+    ordinals.end("k", None, 1, 0, failed=True, sent=True)
+    assert ordinals.take("k", None, 1)[0] == 2
+
+
+def test_a_call_knows_whether_one_before_it_has_sent_rows_or_may_still() -> None:
+    ordinals = Ordinals()
+    assert ordinals.take("q", "r", 7) == (0, False)
+    assert ordinals.take("q", "r", 7) == (1, True), "the first one runs"
+    for number in (0, 1):
+        ordinals.end("q", "r", 7, number, failed=False, sent=False)
+    assert ordinals.take("q", "r", 7) == (2, False), "all was left out"
+    ordinals.end("q", "r", 7, 2, failed=False, sent=True)
+    assert ordinals.take("q", "r", 7) == (3, True)
 
 
 def test_what_is_remembered_of_calls_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+    now = 10 * FORGET_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: now)
     ordinals = Ordinals()
     for batch in range(1_000):
-        ordinals.end("q", batch, ordinals.take("q", batch, is_query=True), failed=False)
+        calls(ordinals, "q", "r", batch)
     assert len(ordinals) == 1
-    running = ordinals.take("long", 0, is_query=False)
+    ordinals.take("long", None, 0)
     for number in range(100):
-        ordinals.end(f"k{number}", 0, ordinals.take(f"k{number}", 0, is_query=False), failed=False)
+        calls(ordinals, f"k{number}", None, 0)
         now += FORGET_SECONDS / 50
-    assert (len(ordinals), ordinals.take("k1", 0, is_query=False)) == (101, 1), "one runs that came before them"
-    ordinals.end("long", 0, running, failed=False)
-    now += FORGET_SECONDS
-    assert ordinals.take("k99", 0, is_query=False) == 0
-    assert len(ordinals) == 3, "k1 runs, and long ended after it began"
+    assert 50 <= len(ordinals) <= 53
+    assert ordinals.take("long", None, 0)[0] == 1, "it runs"
 
 
 def test_a_keys_batch_is_remembered_for_a_day_after_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +124,9 @@ def test_a_keys_batch_is_remembered_for_a_day_after_its_last_call(monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: now)
     ordinals = Ordinals()
     for number in range(3):
-        assert ordinals.take("k", 0, is_query=False) == number
+        assert ordinals.take("k", None, 0)[0] == number
         now += 2 * FORGET_SECONDS
-        ordinals.end("k", 0, number, failed=False)
+        ordinals.end("k", None, 0, number, failed=False, sent=True)
         now += FORGET_SECONDS - 1
 
 
@@ -157,6 +172,17 @@ def test_a_batch_before_the_highest_that_is_known_ignores_and_removes_all_record
     assert warnings(caplog) == [f"replay guard: {CHANGED.format(7)}"]
 
 
+def test_of_what_is_older_only_records_are_pruned(folder: Path) -> None:
+    kept = [put(folder, path) for path in ("flights/day=1/part.parquet", "key=a/x.json", "query=q/day=1/x.json")]
+    old = [put(folder, f"{name}/batch={batch}/0/0/a.json") for name, batch in (("key=b", "none"), ("query=q", 7))]
+    both = put(folder, "key=c/batch=8/0/0/a.json"), put(folder, "key=c/batch=9/0/0/a.json")
+    for path in (*kept, *old, both[0]):
+        os.utime(path, (0, 0))
+    assert prune(folder.as_uri()) == 3
+    assert all(path.exists() for path in (*kept, both[1]))
+    assert not any(path.exists() for path in (*old, both[0], folder / "key=b"))
+
+
 def test_records_under_a_key_stay_and_batches_without_a_number_have_no_order(folder: Path) -> None:
     made = put(folder, "key=daily/batch=none/0/0/a.json")
     plan = call(folder, "key=daily", None, None)
@@ -168,12 +194,14 @@ def test_a_key_that_another_process_uses_at_the_same_time_is_warned_of(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(folder, "key=k/batch=none/0/0/other-1.json")
-    with guarded(folder.as_uri(), 10.0, "key=k", None) as plan:
-        assert plan is not None
-        put(folder, f"key=k/batch=none/0/0/{plan.token}-2.json")
+    with guarded(folder.as_uri(), 10.0, "key=k", None) as made:
+        assert made.plan is not None
+        put(folder, f"key=k/batch=none/0/0/{made.plan.token}-2.json")
+        made.succeeded(sent=True)
     assert warnings(caplog) == []
-    with guarded(folder.as_uri(), 10.0, "key=k", None):
+    with guarded(folder.as_uri(), 10.0, "key=k", None) as made:
         put(folder, "key=k/batch=none/1/0/other-3.json")
+        made.succeeded(sent=True)
     assert warnings(caplog) == [
         "replay guard: another process has written with this key=k meanwhile: give each its own"
     ]
