@@ -320,7 +320,7 @@ class Connection:
                 deadline = Deadline.after(timeout_seconds)
                 asks_where = self._opened is not None and bool(self._to_open)
                 self._catch_up(deadline)
-                if asks_where:  # for which the daemon asked Kinesis, and that is no wait for room
+                if asks_where:  # the daemon asked Kinesis, and had room
                     deadline = Deadline.after(timeout_seconds)
                 step(self._session, deadline)
                 return

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import mmap
 import os
 import re
 import tempfile
-import threading
 import uuid
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -25,6 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from producerd.errors import Outcome
 from producerd.wire.columns import Columns
 from producerd.wire.messages import RowCode
+from spark_client.calls import Calls
 from spark_client.tally import Tally
 
 if TYPE_CHECKING:
@@ -218,31 +218,8 @@ class DivertingTally(Tally):
             self._diverted.keep(row, why, stream, columns, place)
 
 
-class _Calls:
-    """The writes that each query has made of its present batch, and the number of all others of this process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of_query: dict[str, tuple[object, Counter[str]]] = {}
-        self._others = 0
-
-    def in_batch(self, query: str, batch: object, write: str) -> int:
-        """Return how often a query has made this write of this batch before."""
-        with self._lock:
-            before, made = self._of_query.get(query, (None, Counter()))
-            if before != batch:
-                made = Counter()
-            self._of_query[query] = batch, made
-            made[write] += 1
-            return made[write] - 1
-
-    def other(self) -> int:
-        with self._lock:
-            self._others += 1
-            return self._others
-
-
-_CALLS: Final = _Calls()
+_CALLS: Final = Calls()
+_OTHERS: Final = itertools.count()
 
 
 def name_of_call(
@@ -257,8 +234,10 @@ def name_of_call(
     """
     if query_id and batch_id is not None and is_run(run_id):
         digest = hashlib.sha256(write.encode()).hexdigest()[:8]
-        return f"{query_id}-{batch_id}-{digest}-{_CALLS.in_batch(query_id, (run_id, batch_id), digest)}"
-    return f"{application_id or 'python'}-{PROCESS}-{os.getpid()}-{_CALLS.other()}"
+        ordinal, _ = _CALLS.take(f"{query_id}-{digest}", run_id, batch_id)
+        _CALLS.end(f"{query_id}-{digest}", run_id, batch_id, ordinal, failed=False, sent=True)
+        return f"{query_id}-{batch_id}-{digest}-{ordinal}"
+    return f"{application_id or 'python'}-{PROCESS}-{os.getpid()}-{next(_OTHERS)}"
 
 
 def is_run(job_group: str | None) -> bool:

@@ -27,7 +27,7 @@ from producerd.runtime.stream import Stream
 from producerd.runtime.users.connection_table import ConnectionTable
 from producerd.runtime.users.unknown_names import CallAllowance, SparingCalls
 from producerd.runtime.users.user_lists import UserLists
-from producerd.runtime.whereabouts import Whereabouts
+from producerd.runtime.whereabouts import Pace, Whereabouts
 
 log = get_logger("producerd.streams")
 
@@ -69,6 +69,7 @@ class Streams:
         self._watches: dict[Stream, asyncio.Task[None]] = {}
         self._askings: dict[Stream, Asking] = {}
         self._whereabouts: dict[Stream, Whereabouts] = {}
+        self._pace = Pace()
         self._openers: dict[Stream, int | None] = {}  # the user who opened it first
         self._dry_runs: dict[DryRun, asyncio.Task[None]] = {}
         self._allowance = CallAllowance()
@@ -194,7 +195,7 @@ class Streams:
         kinesis = AioKinesis(client, self._executor)
         calls = SparingCalls(kinesis, self._allowance, lambda: {*stream.users, uid}, partial(self._is_known, stream))
         self._askings[stream] = Asking(stream, calls, self._tasks)
-        self._whereabouts[stream] = Whereabouts(stream.address, calls, self._tasks)
+        self._whereabouts[stream] = Whereabouts(stream.address, calls, self._tasks, self._pace)
         self._watches[stream] = self._tasks.create_task(ShardWatch(stream, calls).run())
         self._dispatcher.carry(stream, kinesis)
         return stream

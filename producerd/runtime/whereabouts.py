@@ -19,16 +19,42 @@ from producerd.runtime.kinesis import Address, ControlPlane, StreamSummary
 WHERE_SECONDS: Final = 5.0
 """How long a client waits for the answer."""
 APART_SECONDS: Final = 0.5
-"""The least time from one reading to the next: AWS allows an account 20 a second, and each of a job's tasks asks."""
+"""The least time from one reading of a stream to the next, because each of a job's tasks asks."""
+STREAMS_APART_SECONDS: Final = 0.1
+"""The least time from one reading to the next of any stream: AWS allows an account 20 a second."""
 QUIET_SECONDS: Final = 30.0
 """How long the daemon says at once that it does not know, after a client has waited while calls were throttled."""
 Receive = Callable[["StreamSummary | None"], None]
 
 
+class Pace:
+    """When a node may make its next reading, and until when it makes none."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._quiet_until = 0.0
+
+    @property
+    def is_quiet(self) -> bool:
+        return asyncio.get_running_loop().time() < self._quiet_until
+
+    def take(self, at: float, before: float) -> float | None:
+        """Take the next time for a reading, from ``at`` on, and return it, or None if there is none in time."""
+        at = max(at, self._next_at)
+        if at >= before:
+            return None
+        self._next_at = at + STREAMS_APART_SECONDS
+        return at
+
+    def fall_quiet(self) -> None:
+        """Make no reading for a while, because the account's calls are used up."""
+        self._quiet_until = asyncio.get_running_loop().time() + QUIET_SECONDS
+
+
 class Whereabouts:
     """The questions where one stream is.  One reading at a time is on its way, and the next serves all that wait."""
 
-    def __init__(self, address: Address, service: ControlPlane, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, address: Address, service: ControlPlane, tasks: asyncio.TaskGroup, pace: Pace) -> None:
         self._address = address
         self._service = service
         self._tasks = tasks
@@ -36,16 +62,15 @@ class Whereabouts:
         self._waiting: list[Receive] = []
         self._until = 0.0  # the end of the first one's wait
         self._next_at = 0.0  # when the next reading may begin
-        self._quiet_until = 0.0
+        self._pace = pace
 
     def ask(self, receive: Receive) -> None:
         """Call ``receive`` with the stream's summary, or with None if there is none in time."""
-        now = asyncio.get_running_loop().time()
-        if now < self._quiet_until:
+        if self._pace.is_quiet:
             receive(None)
             return
         if not self._waiting:
-            self._until = now + WHERE_SECONDS
+            self._until = asyncio.get_running_loop().time() + WHERE_SECONDS
         self._waiting.append(receive)
         if self._reading is None:
             self._reading = self._tasks.create_task(self._read())
@@ -58,10 +83,12 @@ class Whereabouts:
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            await asyncio.sleep(self._next_at - loop.time())
+            begins_at = self._pace.take(max(loop.time(), self._next_at), self._until)
+            if begins_at is not None:
+                await asyncio.sleep(begins_at - loop.time())
             waiting, self._waiting = self._waiting, []
             self._next_at = loop.time() + APART_SECONDS
-            found = await self._summary()
+            found = await self._summary() if begins_at is not None else None
             for receive in waiting:
                 receive(found)
         self._reading = None
@@ -80,5 +107,5 @@ class Whereabouts:
                     await asyncio.sleep(random.uniform(0.2, 1))  # many nodes ask when a batch begins
         except TimeoutError:
             if throttled:
-                self._quiet_until = asyncio.get_running_loop().time() + QUIET_SECONDS
+                self._pace.fall_quiet()
             return None

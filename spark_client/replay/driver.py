@@ -13,73 +13,18 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
+from spark_client.calls import Calls
 from spark_client.diverting import Place
 from spark_client.replay.guard import CHANGED, GuardPlan, batches_of
-from spark_client.replay.records import MOST_AGE_SECONDS, MOST_SKEW_SECONDS
+from spark_client.replay.records import MOST_AGE_SECONDS
 from spark_client.replay.store import THREAD, Store, within
 
 LOG: Final = logging.getLogger("producerd.client")
 TOKEN: Final = uuid.uuid4().hex[:12]
 """What the names of this process's files begin with, and no other's."""
 WITHOUT: Final = "replay guard: %s: %s; this write goes without it"
-FORGET_SECONDS: Final = MOST_AGE_SECONDS + 2 * MOST_SKEW_SECONDS
-"""How long after a call's end none of its records counts any more."""
-
-
-@dataclass
-class _Batch:
-    """The guarded calls of one batch in one run: how many were made, how many of them run, when the last one ended.
-
-    ``has_sent``: not all of them have left all of their rows out.
-    """
-
-    count: int = 0
-    running: int = 0
-    ended: float = 0.0
-    has_sent: bool = False
-
-
-class Ordinals:
-    """How many guarded calls each batch has made in this process.
-
-    It remembers the newest batch of each query, in each of its runs, and every batch of a key while its records may
-    count.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._batches: dict[tuple[str, str | None, int | None], _Batch] = {}  # in the order of their begins and ends
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def take(self, name: str, run: str | None, batch: int | None) -> tuple[int, bool]:
-        """Return how many calls came before in this batch, and whether one of them has sent rows or may still.
-
-        ``run`` is the id of a query's run, or None for a key.
-        """
-        with self._lock:
-            for key, old in [*self._batches.items()]:
-                is_passed = run is not None and key[0] == name and (key[2] or 0) < (batch or 0)
-                if not old.running and (is_passed or time.monotonic() - old.ended >= FORGET_SECONDS):
-                    del self._batches[key]
-            of_batch = self._batches.setdefault((name, run, batch), _Batch())
-            ordinal, follows_sent = of_batch.count, of_batch.has_sent or of_batch.running > 0
-            of_batch.count += 1
-            of_batch.running += 1
-            return ordinal, follows_sent
-
-    def end(self, name: str, run: str | None, batch: int | None, ordinal: int, *, failed: bool, sent: bool) -> None:
-        """End a call.  If it failed and was the last one, the next has its number: it may write the same rows again."""
-        with self._lock:
-            of_batch = self._batches[name, run, batch]
-            of_batch.running -= 1
-            of_batch.ended = time.monotonic()
-            of_batch.has_sent |= sent
-            of_batch.count -= failed and of_batch.count == ordinal + 1
 
 
 class Call:
@@ -94,7 +39,7 @@ class Call:
         self.failed, self.sent = False, sent
 
 
-_ORDINALS: Final = Ordinals()
+_CALLS: Final = Calls()
 _REMOVING: Final[list[threading.Thread]] = []
 """What removes older records.  While it does, or hangs, no other begins: the next batch sees what is left."""
 
@@ -105,7 +50,7 @@ def guarded(uri: str, interval_seconds: float, name: str, batch: int | None, run
 
     ``name`` is of a query, of which ``run`` is the id of its run, or of a key if that is None.
     """
-    ordinal, follows_sent = _ORDINALS.take(name, run, batch)
+    ordinal, follows_sent = _CALLS.take(name, run, batch)
     call = Call(None)
     try:
         plan, seen = _plan(uri, name, batch, ordinal, interval_seconds)
@@ -114,7 +59,7 @@ def guarded(uri: str, interval_seconds: float, name: str, batch: int | None, run
         if plan is not None and run is None:
             _warn_of_others(plan, seen)
     finally:
-        _ORDINALS.end(name, run, batch, ordinal, failed=call.failed, sent=call.sent)
+        _CALLS.end(name, run, batch, ordinal, failed=call.failed, sent=call.sent)
 
 
 def plan_without_look(uri: str, interval_seconds: float) -> GuardPlan | None:
@@ -162,7 +107,7 @@ def _plan(
     if batch is not None and {*numbers} - {batch} and not any(thread.is_alive() for thread in _REMOVING):
         arguments = uri, name, batch, numbers
         _REMOVING[:] = [threading.Thread(target=remove_batches, args=arguments, name=THREAD, daemon=True)]
-        with contextlib.suppress(RuntimeError):  # there may be no thread left
+        with contextlib.suppress(RuntimeError):  # no thread may be left
             _REMOVING[0].start()
     partitions = {path[len(folder) + 1 :].split("/")[0] for path in files}
     found = tuple(sorted(int(one) for one in partitions if one.isdecimal()))

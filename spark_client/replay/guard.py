@@ -42,7 +42,7 @@ class GuardPlan(NamedTuple):
 
     ``folder`` is of one call, ``NAME/batch=NUMBER/ORDINAL``, and has one for each partition.  ``found`` are the
     partitions of which there were files at ``looked_at``, since 1970, or None if the driver has not looked.
-    ``follows_sent``: an earlier call of the batch has sent rows, which those of the same keys must follow.
+    ``follows_sent``: an earlier call of the batch has sent rows, which rows of the same keys must follow.
     """
 
     uri: str

@@ -34,7 +34,7 @@ class Recorder:
             thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # there may be no thread left, and the rows are stored all the same
+            except RuntimeError as error:  # no thread may be left, and the rows are stored all the same
                 self.problem = f"records cannot be written: {error}"
             else:
                 self._thread = thread

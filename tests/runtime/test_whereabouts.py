@@ -11,7 +11,7 @@ import pytest
 
 from producerd.core.sending.answers import RequestFailed
 from producerd.runtime.kinesis import Address, StreamSummary
-from producerd.runtime.whereabouts import WHERE_SECONDS, Whereabouts
+from producerd.runtime.whereabouts import WHERE_SECONDS, Pace, Whereabouts
 from tests.runtime.stand_ins import DENIED, StandInKinesis
 from tests.runtime.virtual_time import live
 
@@ -50,7 +50,7 @@ def heard_of(service: SlowService, *asks_at: float, until: float = 30) -> list[t
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            one = Whereabouts(FLIGHTS, service, tasks)
+            one = Whereabouts(FLIGHTS, service, tasks, Pace())
             for asked in asks_at:
                 await asyncio.sleep(asked - loop.time())
                 one.ask(partial(note, asked))
@@ -112,10 +112,25 @@ def test_a_throttled_reading_is_made_again_while_clients_wait() -> None:
     assert 3 <= len(service.began) <= 12
 
 
+def test_readings_of_many_streams_begin_a_tenth_of_a_second_apart() -> None:
+    service, heard = SlowService(0.0), list[StreamSummary | None]()
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            pace = Pace()
+            for _ in range(80):
+                Whereabouts(FLIGHTS, service, tasks, pace).ask(heard.append)
+
+    live(story())
+    assert [round(began, 3) for began in service.began] == [round(place / 10, 3) for place in range(len(service.began))]
+    assert 49 <= len(service.began) <= 51, "those that would wait for over 5 s are not read"
+    assert heard.count(None) == 80 - len(service.began)
+
+
 async def test_the_reading_of_a_stream_that_is_forgotten_ends() -> None:
     service = SlowService(60.0)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        one = Whereabouts(FLIGHTS, service, tasks)
+        one = Whereabouts(FLIGHTS, service, tasks, Pace())
         one.close()
         heard: list[StreamSummary | None] = []
         one.ask(heard.append)

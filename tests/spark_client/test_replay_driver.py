@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from producerd.errors import ConfigurationError
+from spark_client.calls import Calls
 from spark_client.replay import driver, store
-from spark_client.replay.driver import FORGET_SECONDS, Ordinals, guarded, plan_without_look, prune, remove_batches
+from spark_client.replay.driver import guarded, plan_without_look, prune, remove_batches
 from spark_client.replay.guard import CHANGED
 from tests.daemon import until
 from tests.spark_client.moto_s3 import Faults
@@ -25,7 +26,7 @@ QUERY, RUN = "query=q", "run-1"
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has made no call yet, and in which no earlier test removes anything."""
     until(is_quiet)
-    monkeypatch.setattr(driver, "_ORDINALS", Ordinals())
+    monkeypatch.setattr(driver, "_CALLS", Calls())
 
 
 @pytest.fixture
@@ -57,77 +58,6 @@ def is_quiet() -> bool:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def calls(ordinals: Ordinals, *given: Any, times: int = 3) -> list[int]:
-    """Make calls of a batch, one after the other, and return their numbers."""
-    numbers = []
-    for _ in range(times):
-        number, _ = ordinals.take(*given)
-        ordinals.end(*given, number, failed=False, sent=True)
-        numbers.append(number)
-    return numbers
-
-
-def test_each_guarded_call_of_a_batch_has_a_number_of_its_own_in_its_run() -> None:
-    ordinals = Ordinals()
-    assert calls(ordinals, "q", "r1", 7) == [0, 1, 2]
-    assert calls(ordinals, "q", "r2", 7) == [0, 1, 2], "the batch is repeated"
-    assert calls(ordinals, "q", "r1", 7) == [3, 4, 5], "a callback of the run before still writes"
-    assert calls(ordinals, "q", "r2", 7) == [3, 4, 5]
-    assert calls(ordinals, "q", "r2", 8) == [0, 1, 2]
-    assert calls(ordinals, "q", "r1", 7) == [0, 1, 2], "whose batch the query has passed"
-    assert calls(ordinals, "q", "r2", 8) == [3, 4, 5]
-    assert calls(ordinals, "k", None, 7) == [0, 1, 2]
-    assert calls(ordinals, "k", None, 8) == [0, 1, 2]
-    assert calls(ordinals, "k", None, 7) == [3, 4, 5], "a key's batches may come in any order"
-
-
-def test_a_call_that_failed_gives_its_number_back_if_none_came_after_it() -> None:
-    ordinals = Ordinals()
-    for _ in range(2):
-        assert ordinals.take("k", None, 1)[0] == 0
-        ordinals.end("k", None, 1, 0, failed=True, sent=True)
-    assert [ordinals.take("k", None, 1)[0] for _ in range(2)] == [0, 1]
-    ordinals.end("k", None, 1, 0, failed=True, sent=True)
-    assert ordinals.take("k", None, 1)[0] == 2
-
-
-def test_a_call_knows_whether_one_before_it_has_sent_rows_or_may_still() -> None:
-    ordinals = Ordinals()
-    assert ordinals.take("q", "r", 7) == (0, False)
-    assert ordinals.take("q", "r", 7) == (1, True), "the first one runs"
-    for number in (0, 1):
-        ordinals.end("q", "r", 7, number, failed=False, sent=False)
-    assert ordinals.take("q", "r", 7) == (2, False), "all was left out"
-    ordinals.end("q", "r", 7, 2, failed=False, sent=True)
-    assert ordinals.take("q", "r", 7) == (3, True)
-
-
-def test_what_is_remembered_of_calls_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10 * FORGET_SECONDS
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    ordinals = Ordinals()
-    for batch in range(1_000):
-        calls(ordinals, "q", "r", batch)
-    assert len(ordinals) == 1
-    ordinals.take("long", None, 0)
-    for number in range(100):
-        calls(ordinals, f"k{number}", None, 0)
-        now += FORGET_SECONDS / 50
-    assert 50 <= len(ordinals) <= 53
-    assert ordinals.take("long", None, 0)[0] == 1, "it runs"
-
-
-def test_a_keys_batch_is_remembered_for_a_day_after_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10 * FORGET_SECONDS
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    ordinals = Ordinals()
-    for number in range(3):
-        assert ordinals.take("k", None, 0)[0] == number
-        now += 2 * FORGET_SECONDS
-        ordinals.end("k", None, 0, number, failed=False, sent=True)
-        now += FORGET_SECONDS - 1
 
 
 def test_a_file_whose_write_fails_is_never_seen(folder: Path) -> None:
