@@ -511,6 +511,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
         "left_out_records_total",
         "counter",
         "Records that no client sent, because its replay guard found that an earlier run had stored them.",
+        is_usual=False,
     ): lambda s, _: s.left_out_records,
     Family("queue_records", "gauge", "Records accepted and not settled yet."): lambda s, _: s.pipeline.queued_records,
     Family("queue_bytes", "gauge", "Bytes granted and not settled yet, as the queue counts them."): lambda s, _: (
