@@ -317,11 +317,7 @@ class Connection:
             try:
                 if self.sleeps:
                     self._come_back()
-                deadline = Deadline.after(timeout_seconds)
-                asks_where = self._opened is not None and bool(self._to_open)
-                self._catch_up(deadline)
-                if asks_where:  # the daemon asked Kinesis, and had room
-                    deadline = Deadline.after(timeout_seconds)
+                deadline = self._catch_up(timeout_seconds)
                 step(self._session, deadline)
                 return
             except ConnectionFailed as ended:
@@ -362,12 +358,18 @@ class Connection:
         if self._is_abandoned:
             self._session.interrupt()
 
-    def _catch_up(self, deadline: Deadline) -> None:
-        """Open the streams at a new daemon, and send again what the last one did not acknowledge."""
+    def _catch_up(self, timeout_seconds: float | None) -> Deadline:
+        """Open the streams at a new daemon, and send again what the last one did not acknowledge.
+
+        Return until when the call may wait.
+        """
+        deadline = Deadline.after(timeout_seconds)
         try:
             while self._to_open:
                 self._session.open(self._to_open[0], deadline)
                 del self._to_open[0]
+                if self._opened is not None:  # the daemon asked Kinesis, and had room
+                    deadline = Deadline.after(timeout_seconds)
             sends_again = bool(self._backlog.again)
             while self._backlog.again:
                 self._send_again(deadline)
@@ -376,6 +378,7 @@ class Connection:
         except Refused as refused:  # concerns what was put before, and not the present call
             stream = self._to_open[0] if self._to_open else self._backlog.again[0].stream
             raise ConnectionFailed(f"stream {stream}: {refused}; {self._backlog}", code=refused.code) from None
+        return deadline
 
     def _send_again(self, deadline: Deadline) -> None:
         """Send the first frame again, or split it if it is larger than the daemon takes."""
