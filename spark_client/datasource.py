@@ -80,7 +80,7 @@ class ProducerdDataSource(datasource.DataSource):
             refuse(['a Kinesis stream can only be appended to: give .mode("append") to save(), or say INSERT INTO'])
         options = from_text(self.options)
         if options.replay_guard is not None and options.replay_key is None:
-            refuse(["replayKey: a batch job with replayGuard needs one, which a repeat of this write gives again"])
+            refuse(["replayKey: give a batch job with replayGuard one that only this write and its repeats have"])
         return _BatchWriter(_Sink.of(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802, ARG002 - Spark's name and shape

@@ -368,7 +368,7 @@ class WriterOptions:
             yield f"socket={self.socket!r}: of a daemon that runs already, and daemon= starts one; give one of the two"
 
         if self.replay_key is not None and self.replay_guard is None:
-            yield f"replay_key={self.replay_key!r}: of replay_guard, which is not given; give both, or none"
+            yield f"replay_key={self.replay_key!r}: it needs replay_guard, which is not given; give both, or none"
         if (self.on_bad_record == "divert") != (self.divert_to is not None):
             yield (
                 f"on_bad_record={self.on_bad_record!r}, divert_to={self.divert_to!r}: "

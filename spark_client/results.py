@@ -198,7 +198,7 @@ class BatchResult(NamedTuple):
         batch_id: The number that the writer was given.
         records: All records of the batch, ``skipped`` ones included.
         bytes: The keys, data and hash keys of the records that were stored.
-        skipped: How many records were left out.  ``skipped_rows`` has the first 20.
+        skipped: How many bad records were left out.  ``skipped_rows`` has the first 20.
         retries: How often rows were sent again.
         throttled: How often rows were throttled.
         possible_duplicates: Surplus copies that may be in the stream.
@@ -216,6 +216,7 @@ class BatchResult(NamedTuple):
         stream: The stream's name, or None if each row named its own.
         dry_run: What a dry run found, or None if the batch is stored.  The counts are then of what would be stored.
         left_out: How many records were not sent again, because the replay guard found them stored.
+        guard_problem: What kept the replay guard from working, or "".
     """
 
     batch_id: int | None
@@ -239,6 +240,7 @@ class BatchResult(NamedTuple):
     stream: str | None = None
     dry_run: DryRunResult | None = None
     left_out: int = 0
+    guard_problem: str = ""
 
     @property
     def sent(self) -> int:
@@ -317,10 +319,9 @@ class BatchResult(NamedTuple):
         rows = f"; skipped (partition:row): {rows}" if rows else ""
         files = f"; {len(self.diverted)} files have them, such as {self.diverted[0]}" if self.diverted else ""
         logger.log(level, "%s%s%s", self, rows, files)
-        problems = [partition.guard_problem for partition in self.partitions if partition.guard_problem]
-        if problems:
-            tasks = counted(len(problems), "task")
-            logger.warning("replay guard: %s could not use it fully: %s", tasks, problems[0])
+        if self.guard_problem:
+            tasks = counted(sum(bool(one.guard_problem) for one in self.partitions), "task")
+            logger.warning("replay guard: %s could not use it fully: %s", tasks, self.guard_problem)
         for daemon in self.daemons:
             logger.info("%s", daemon)
 
@@ -381,6 +382,7 @@ def merge(
         if dry_run
         else None,
         left_out=sum(p.left_out for p in partitions),
+        guard_problem=next((p.guard_problem for p in partitions if p.guard_problem), ""),
         waiting_share=_share(
             sum(p.seconds_blocked + p.seconds_flushing for p in partitions), sum(p.seconds for p in partitions)
         ),

@@ -205,6 +205,8 @@ class KinesisBatchWriter:
             result = merge(batch_id, options.stream, results, skip_bad_records=skips, seconds=seconds, dry_run=dry_run)
             if call is not None:
                 call.succeeded(sent=result.records > result.left_out)
+        if call is not None and call.problem:
+            result = result._replace(guard_problem=call.problem)
         if result.sent:
             self._row_bytes = result.bytes / result.sent
         self.last_result = result

@@ -35,6 +35,7 @@ from producerd.testing.faults import (
 )
 from producerd.testing.streams import (
     ACCOUNT,
+    FIRST_CREATION,
     FIRST_SEQUENCE,
     HASH_END,
     FakeShard,
@@ -152,6 +153,7 @@ class FakeKinesis:
         self._calls_per_second: dict[str, float] = {}
         self._call_quotas: dict[tuple[str, str], TokenBucket] = {}
         self._highest_sequence = FIRST_SEQUENCE  # of all deleted streams
+        self._created = 0  # how many streams were
         self._script = Script()
         self._random = random.Random(seed)
         self._actions: Final[dict[str, Callable[[_Call], dict[str, Any]]]] = {
@@ -236,7 +238,9 @@ class FakeKinesis:
         if record_distribution_strategy not in (None, *get_args(Strategy)):
             raise ValueError(f"unknown record distribution strategy {record_distribution_strategy!r}")
         sequence = FIRST_SEQUENCE if restart_sequences else max(self._highest_sequence, FIRST_SEQUENCE + int(now * 1e9))
-        stream = self.streams[name] = FakeStream(name, edges, max_record_kib, now, sequence)
+        self._created += 1  # a stream that is made again was created at another time
+        created_at = now or FIRST_CREATION + self._created
+        stream = self.streams[name] = FakeStream(name, edges, max_record_kib, created_at, sequence)
         stream.record_distribution_strategy = record_distribution_strategy
         return stream
 

@@ -25,6 +25,8 @@ HASH_END: Final = 2**128
 # https://docs.aws.amazon.com/streams/latest/dev/service-sizes-and-limits.html
 SHARD_RECORDS_PER_SECOND: Final = 1_000
 SHARD_BYTES_PER_SECOND: Final = 1024 * 1024
+FIRST_CREATION: Final = 1_700_000_000.0
+"""From when on streams are created, in seconds since 1970, where a test gives no time."""
 FIRST_SEQUENCE: Final = 496 * 10**53
 """First sequence number.  It has 56 digits, as in Kinesis, so numbers and their texts sort in the same order."""
 
@@ -142,10 +144,10 @@ class FakeStream:
     ``edges`` are the starting hash keys of its first shards.  Sequence numbers begin above ``sequence``.
     """
 
-    def __init__(self, name: str, edges: Sequence[int], max_record_kib: int, now: float, sequence: int) -> None:
+    def __init__(self, name: str, edges: Sequence[int], max_record_kib: int, created_at: float, sequence: int) -> None:
         self.name = name
         self.max_record_kib = max_record_kib
-        self.created_at = now
+        self.created_at = created_at
         self.record_distribution_strategy: Strategy | None = None  # None: a provisioned stream
         self.list_shards_lag_seconds = 0.0  # ListShards shows the shards as they were this long ago
         self.keeps_entries = True  # False: entries are counted and not kept, for long runs

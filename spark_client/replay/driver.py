@@ -30,8 +30,9 @@ WITHOUT: Final = "replay guard: %s: %s; this write goes without it"
 class Call:
     """One guarded call: what its tasks must know, or None if it goes without the guard."""
 
-    def __init__(self, plan: GuardPlan | None) -> None:
+    def __init__(self, plan: GuardPlan | None, problem: str = "") -> None:
         self.plan = plan
+        self.problem = problem  # why there is none
         self.failed = self.sent = True
 
     def succeeded(self, *, sent: bool) -> None:
@@ -51,10 +52,12 @@ def guarded(uri: str, interval_seconds: float, name: str, batch: int | None, run
     ``name`` is of a query, of which ``run`` is the id of its run, or of a key if that is None.
     """
     ordinal, follows_sent = _CALLS.take(name, run, batch)
+    if run is None and ordinal:
+        LOG.warning("replay guard: this process has written with %s before; this is another write, sent whole", name)
     call = Call(None)
     try:
-        plan, seen = _plan(uri, name, batch, ordinal, interval_seconds)
-        call = Call(plan and plan._replace(follows_sent=follows_sent))
+        plan, seen, problem = _plan(uri, name, batch, ordinal, interval_seconds)
+        call = Call(plan and plan._replace(follows_sent=follows_sent), problem)
         yield call
         if plan is not None and run is None:
             _warn_of_others(plan, seen)
@@ -85,8 +88,8 @@ def remove_batches(uri: str, name: str, batch: int, numbers: list[int] | None = 
 
 def _plan(
     uri: str, name: str, batch: int | None, ordinal: int, interval_seconds: float
-) -> tuple[GuardPlan | None, frozenset[str]]:
-    """Return the plan of a call, and the files that there are of it."""
+) -> tuple[GuardPlan | None, frozenset[str], str]:
+    """Return the plan of a call, and the files that there are of it, or why there is none."""
     looked_at = time.time()
 
     def look() -> tuple[str, list[int], list[str]]:
@@ -103,7 +106,7 @@ def _plan(
         mark, numbers, files = within(look)
     except Exception as error:  # ImportError, too, where a PyArrow was built without S3
         LOG.warning(WITHOUT, type(error).__name__, error)
-        return None, frozenset()
+        return None, frozenset(), f"{type(error).__name__}: {error}"
     if batch is not None and {*numbers} - {batch} and not any(thread.is_alive() for thread in _REMOVING):
         arguments = uri, name, batch, numbers
         _REMOVING[:] = [threading.Thread(target=remove_batches, args=arguments, name=THREAD, daemon=True)]
@@ -111,7 +114,7 @@ def _plan(
             _REMOVING[0].start()
     partitions = {path[len(folder) + 1 :].split("/")[0] for path in files}
     found = tuple(sorted(int(one) for one in partitions if one.isdecimal()))
-    return GuardPlan(uri, folder, mark, TOKEN, interval_seconds, found, looked_at), frozenset(files)
+    return GuardPlan(uri, folder, mark, TOKEN, interval_seconds, found, looked_at), frozenset(files), ""
 
 
 def _warn_of_others(plan: GuardPlan, seen: frozenset[str]) -> None:

@@ -113,6 +113,15 @@ def test_of_what_is_older_only_records_are_pruned(folder: Path) -> None:
     assert not any(path.exists() for path in (*old, both[0], folder / "key=b"))
 
 
+def test_a_key_that_is_given_again_after_its_write_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        call(folder, "key=k", None, None)
+        call(folder, QUERY, 7, RUN)
+    assert warnings(caplog) == [
+        "replay guard: this process has written with key=k before; this is another write, sent whole"
+    ]
+
+
 def test_records_under_a_key_stay_and_batches_without_a_number_have_no_order(folder: Path) -> None:
     made = put(folder, "key=daily/batch=none/0/0/a.json")
     plan = call(folder, "key=daily", None, None)
@@ -132,7 +141,7 @@ def test_a_key_that_another_process_uses_at_the_same_time_is_warned_of(
     with guarded(folder.as_uri(), 10.0, "key=k", None) as made:
         put(folder, "key=k/batch=none/1/0/other-3.json")
         made.succeeded(sent=True)
-    assert warnings(caplog) == [
+    assert warnings(caplog)[1:] == [
         "replay guard: another process has written with this key=k meanwhile: give each its own"
     ]
 
@@ -149,6 +158,8 @@ def test_a_store_that_fails_or_hangs_costs_the_guard_and_not_the_write(
     not_a_folder = put(tmp_path, "file")
     assert call(not_a_folder) is None
     assert plan_without_look(not_a_folder.as_uri(), 10.0) is None
+    with guarded(not_a_folder.as_uri(), 10.0, QUERY, 7, RUN) as made:
+        assert "file" in made.problem
     free = threading.Event()
     monkeypatch.setattr(store.Store, "mark", lambda _: free.wait(60))
     monkeypatch.setattr(store.within, "__defaults__", (0.2,))

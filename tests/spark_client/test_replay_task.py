@@ -481,12 +481,12 @@ def test_a_daemon_that_looks_for_long_where_streams_are_uses_up_no_time_out(node
             session.socket.close()
         else:
             session.expect(messages.Open)
-            time.sleep(1.5)
+            time.sleep(2.5)
             session.send(messages.Opened(1, 1 << 20, 10_000, **HERE))
             session.serve(**HERE)
 
     node.daemon.runs(script)
-    result = node.task(rows(range(20_000)), put_timeout_seconds=1.0, reconnect_timeout_seconds=20.0)
+    result = node.task(rows(range(20_000)), put_timeout_seconds=2.0, reconnect_timeout_seconds=20.0)
     assert result.records == 20_000
 
 
