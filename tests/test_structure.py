@@ -74,6 +74,17 @@ def test_no_module_of_the_tests_imports_a_test_module() -> None:
     assert {path: found for path, text in texts.items() if (found := TEST_MODULE.findall(text))} == {}
 
 
+def test_the_replay_guard_is_not_imported_while_it_is_off() -> None:
+    """Only functions import it that are called where it is on, and type checkers."""
+    at_import = {
+        name
+        for name, tree in modules().items()
+        for node in tree.body
+        if "spark_client.replay" in ast.dump(node) and isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    assert at_import == {f"spark_client.replay.{name}" for name in ("driver", "guard", "recorder")}
+
+
 @pytest.mark.promise("rooms-core-stand-few")
 def test_no_room_of_the_core_imports_itself_by_way_of_others() -> None:
     """A room is a folder of core/ or a module in it."""
