@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from socket import EAI_NONAME, gaierror
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 from urllib.parse import urlsplit
 
 import orjson
@@ -377,6 +377,19 @@ async def test_a_large_answer_is_read_beside_the_loop(size: int, beside: bool) -
         behind = MagicMock(clock=ServiceClock(), put_records=put_records)
         assert isinstance(await AioKinesis(behind, pool).put_records(FLIGHTS, request_of(), 5), Answer)
         assert pool.works == beside
+
+
+async def test_a_summary_names_the_host_that_gave_it_though_no_other_client_can_be_made() -> None:
+    answer = {"StreamDescriptionSummary": {"StreamARN": "arn"}}
+    made = MagicMock(describe_stream_summary=AsyncMock(return_value=answer))
+    made.meta.endpoint_url = "https://user:secret@there:4567"
+    behind = MagicMock(clock=ServiceClock(), ready=AsyncMock(side_effect=[made, OSError("a certificate is gone")]))
+    with ThreadPoolExecutor(1) as pool:
+        kinesis = AioKinesis(behind, pool)
+        assert await kinesis.describe_stream_summary(FLIGHTS) == StreamSummary(
+            "arn", 1_048_576, endpoint_host="there:4567"
+        )
+        assert isinstance(await kinesis.describe_stream_summary(FLIGHTS), RequestFailed)
 
 
 async def test_an_answer_whose_status_is_no_success_is_none() -> None:

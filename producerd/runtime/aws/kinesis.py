@@ -109,11 +109,13 @@ class AioKinesis:
         return RequestFailed("InternalFailure", f"ListShards has no end: {len(pages)} pages", maybe_stored=False)
 
     async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
-        answer = await self._call("describe_stream_summary", address)
-        if isinstance(answer, RequestFailed):
-            return answer
-        endpoint = (await self._client.ready()).meta.endpoint_url
-        return _read(_summary, answer, urlsplit(endpoint).netloc.rpartition("@")[2])
+        async def call() -> tuple[dict[str, Any], str]:
+            client = await self._client.ready()
+            host = urlsplit(client.meta.endpoint_url).netloc.rpartition("@")[2]
+            return await client.describe_stream_summary(**address), host
+
+        found = await self._ask(call, CONTROL_TIMEOUT_SECONDS)
+        return found if isinstance(found, RequestFailed) else _read(_summary, *found)
 
     async def dry_run(self, address: Address) -> RequestFailed | None:
         """Return why PutRecords would fail, or None if the daemon may send, without storing a record.
