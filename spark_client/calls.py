@@ -32,7 +32,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._batches: dict[tuple[str, str | None, int | None], _Batch] = {}  # in the order of their begins and ends
+        self._batches: dict[tuple[str, str | None, int | None], _Batch] = {}
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -140,7 +140,6 @@ class TaskGuard:
     def __init__(
         self, plan: GuardPlan, places: Places, connection: Connection, task: Hello, put_timeout_seconds: float | None
     ) -> None:
-        self._plan = plan
         self._places = places
         self._connection = connection
         self._put_timeout_seconds = put_timeout_seconds
@@ -161,7 +160,7 @@ class TaskGuard:
                 self._problem = within(lambda: _read(plan, folder, records), MOST_SECONDS * 2 / 3)
         except Exception as error:  # what was read until then counts
             self._problem = f"records cannot be read: {type(error).__name__}: {error}"
-        self._known = Known([*records], places.per_key)
+        self._known = Known([*records], places.per_key, follows_sent=plan.follows_sent)
 
     @property
     def problem(self) -> str:
@@ -193,8 +192,7 @@ class TaskGuard:
         if chunk is None or chunk.number != part.number:
             if chunk is not None:
                 self._end(chunk)
-            may = not (self._plan.follows_sent and self._places.per_key[stream])
-            holds = may and self._known.may_match(stream, part.number)
+            holds = self._known.may_match(stream, part.number)
             chunk = _Chunk(stream, part.number, self._connection.tally, self._record, holds=holds)
             self._chunks[stream] = chunk
             if not holds:

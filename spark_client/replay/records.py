@@ -65,19 +65,24 @@ class Known:
     """The records of one partition of a batch, and which of its chunks are left out.
 
     ``per_key`` has the streams whose keys stay in order, where only a prefix is left out: were a later chunk left out
-    and an earlier one sent, a reader who keeps each key's last value would end with a wrong one.
+    and an earlier one sent, a reader who keeps each key's last value would end with a wrong one.  With ``follows_sent``
+    an earlier call of the batch has sent rows, and nothing of these streams is left out.
     """
 
-    def __init__(self, records: Iterable[StoredChunk], per_key: Mapping[str, bool]) -> None:
+    def __init__(
+        self, records: Iterable[StoredChunk], per_key: Mapping[str, bool], *, follows_sent: bool = False
+    ) -> None:
         self._at: dict[tuple[str, int], list[StoredChunk]] = {}
         for record in records:
             self._at.setdefault((record.stream, record.number), []).append(record)
         self._per_key = per_key
+        self._follows_sent = follows_sent
         self._sent: set[str] = set()  # the streams of which a chunk was not left out
 
     def may_match(self, stream: str, number: int) -> bool:
         """Return whether a chunk is held back until its digest is known.  If not, it is sent at once."""
-        return (stream, number) in self._at and not (self._per_key[stream] and stream in self._sent)
+        follows = self._follows_sent or stream in self._sent
+        return (stream, number) in self._at and not (self._per_key[stream] and follows)
 
     def has(self, stream: str, number: int, digest: bytes, where: Where | None, now_seconds: float) -> bool:
         """Return whether a chunk is stored at ``where``, the place to which it would be sent now; None if unknown.

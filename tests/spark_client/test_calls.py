@@ -7,6 +7,7 @@ import time
 import pytest
 
 from spark_client.calls import FORGET_SECONDS, Calls
+from spark_client.replay.records import MOST_AGE_SECONDS, MOST_SKEW_SECONDS
 
 
 def numbers_of(made: Calls, name: str, run: str | None, batch: int) -> list[int]:
@@ -67,6 +68,11 @@ def test_what_is_remembered_of_calls_does_not_grow(monkeypatch: pytest.MonkeyPat
         now += FORGET_SECONDS / 50
     assert 50 <= len(made) <= 53
     assert made.take("long", None, 0)[0] == 1, "it runs"
+
+
+def test_a_number_is_remembered_for_as_long_as_a_record_of_it_may_count() -> None:
+    """Clocks of two nodes may differ by twice the skew."""
+    assert FORGET_SECONDS >= MOST_AGE_SECONDS + 2 * MOST_SKEW_SECONDS
 
 
 def test_a_keys_batch_is_remembered_for_a_day_after_its_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
