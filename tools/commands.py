@@ -67,6 +67,10 @@ COMMANDS = {
         "a real daemon under faults of every kind, judged by one oracle [NAME ..., --seed S, --seeds N, --json]",
         lambda arguments: become("tests.faults", arguments, variables()),
     ),
+    "soak": Command(
+        "one thing again and again for minutes or hours, judged by what grows [NAME ..., --hours H, --json]",
+        lambda arguments: become("tests.soak", arguments, variables()),
+    ),
     "aws-smoke": Command(
         "the same oracle against AWS itself, which charges for it: it asks before it starts [--region R, --yes]",
         lambda arguments: become("tests.faults.aws_smoke", arguments, variables()),

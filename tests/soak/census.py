@@ -1,0 +1,190 @@
+"""A daemon that counts its objects when it is asked.
+
+::
+
+    python -m tests.soak.census SOCKET LEAKS PYTHON -m producerd serve ...
+
+runs the daemon in the same process.  It answers each connection to SOCKET with one line of JSON, a `Census`.  LEAKS are
+names of `LEAKS`, separated by commas, which it plants first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+SIZED: Final = (dict, list, set, collections.deque, bytearray)
+OURS: Final = ("producerd.", "spark_client.")
+DEEPEST: Final = 6
+"""Containers around a container, at most, up to the object that owns them."""
+ANSWER_SECONDS: Final = 60.0
+
+
+class Census(NamedTuple):
+    """What a process holds at one moment, except in deques that have a greatest length.
+
+    ``blocks`` are the interpreter's allocated blocks of memory.  ``objects`` counts the instances of our own classes,
+    and tasks of asyncio, by class.  ``elements`` sums the lengths of collections by their owner: a class with an
+    attribute, a module with a name, or a coroutine.
+    """
+
+    blocks: int
+    objects: dict[str, int]
+    elements: dict[str, int]
+
+
+def take() -> Census:
+    """Count what this process holds, by a walk over every object that the garbage collector knows.
+
+    The first walk gives many objects a ``__dict__``, which takes some memory.
+    """
+    gc.unfreeze()  # the daemon has frozen what it made at its start, also the collections that fill later
+    gc.collect()
+    known = gc.get_objects()
+    bounded = {id(item) for each in known if _is_bounded(each) for item in each}
+    objects = Counter(_name(type(each)) for each in known if _is_counted(type(each)) and id(each) not in bounded)
+    owners = _owners(known, {id(known), id(bounded)})
+    elements = Counter[str]()
+    for child, owner in owners.values():
+        if not _is_bounded(child) and id(child) not in bounded:
+            elements[_label(child, owner, owners)] += len(child)
+    return Census(sys.getallocatedblocks(), dict(objects), dict(elements))
+
+
+def _is_counted(kind: type) -> bool:
+    return _name(kind).startswith(OURS) or kind is asyncio.Task
+
+
+def _is_bounded(each: Any) -> bool:
+    return isinstance(each, collections.deque) and each.maxlen is not None
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _owners(known: list[Any], own: set[int]) -> dict[int, tuple[Any, Any]]:
+    """Return each collection, except this walk's own, with an object that refers to it, by the collection's id.
+
+    A collection that several objects share has the same owner each time: one of our classes or a module, if it can.
+    """
+    owners: dict[int, tuple[Any, Any]] = {}
+    for owner in sorted(known, key=_rank):
+        if id(owner) not in own and not isinstance(owner, types.FrameType):
+            for child in gc.get_referents(owner):
+                if isinstance(child, SIZED) and id(child) not in own:
+                    owners.setdefault(id(child), (child, owner))
+    return owners
+
+
+def _rank(owner: Any) -> tuple[bool, bool, int]:
+    return not _is_counted(type(owner)), not isinstance(owner, types.ModuleType), id(owner)
+
+
+def _label(child: Any, owner: Any, owners: dict[int, tuple[Any, Any]]) -> str:
+    """Return the place of a collection in words."""
+    inner = ""
+    for _ in range(DEEPEST):
+        if not isinstance(owner, SIZED) or id(owner) not in owners:
+            break
+        above = owners[id(owner)][1]
+        if getattr(above, "__dict__", None) is owner:
+            owner = above
+            break
+        child, owner, inner = owner, above, inner + "[]"
+    if isinstance(owner, types.CoroutineType | types.GeneratorType | types.AsyncGeneratorType):
+        return f"{owner.__qualname__}(){inner}"
+    place = owner.__name__ if isinstance(owner, types.ModuleType) else _name(type(owner))
+    attribute = next((name for name, value in _attributes(owner) if value is child), "*")
+    return f"{place}.{attribute}{inner}"
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(owner, "__dict__", {}).items()
+    for kind in type(owner).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            found = kind.__dict__.get(name)
+            if isinstance(found, types.MemberDescriptorType):
+                yield name, getattr(owner, name, None)
+
+
+def ask(path: Path) -> Census:
+    """Return the census of the daemon that answers at a socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(ANSWER_SECONDS)
+        client.connect(str(path))
+        with client.makefile() as answer:
+            return Census(*json.load(answer))
+
+
+def _answer(listener: socket.socket) -> None:
+    while True:
+        asking, _ = listener.accept()
+        with asking:
+            asking.sendall(json.dumps(take()).encode())
+
+
+# ---- what a soak must find
+
+
+LEAKS: Final[dict[str, Callable[[], None]]] = {}
+KEPT: Final[list[Any]] = []
+
+
+def leak(plant: Callable[[], None]) -> Callable[[], None]:
+    LEAKS[plant.__name__] = plant
+    return plant
+
+
+def _at_each_end(keep: Callable[[], object]) -> None:
+    """Do something more whenever a client leaves a stream, as each task does at the end of a micro-batch."""
+    from producerd.runtime.stream import Stream
+
+    leave = Stream.leave
+
+    def leaking(*given: Any, **named: Any) -> None:
+        keep()
+        leave(*given, **named)
+
+    Stream.leave = leaking  # type: ignore[method-assign]
+
+
+@leak
+def hundred_bytes() -> None:
+    _at_each_end(lambda: KEPT.append(bytes(100)))
+
+
+@leak
+def thread() -> None:
+    never = threading.Event()
+    _at_each_end(lambda: threading.Thread(target=never.wait, daemon=True).start())
+
+
+@leak
+def descriptor() -> None:
+    _at_each_end(lambda: os.dup(0))
+
+
+if __name__ == "__main__":
+    path, leaks, _python, _m, _producerd, *arguments = sys.argv[1:]
+    from producerd import cli
+
+    for name in filter(None, leaks.split(",")):
+        LEAKS[name]()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+    threading.Thread(target=_answer, args=[listening], name="census", daemon=True).start()
+    sys.exit(cli.main(arguments))

@@ -1,0 +1,141 @@
+"""Run a soak for a time, sample everything that could grow, and judge it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, NamedTuple
+
+from tests.soak.ground import ground
+from tests.soak.growth import BLOCKS, WARM_UP, Growth, growth
+from tests.soak.soaks import Soak
+
+SAMPLES: Final = 240
+"""Samples of a run, if there is time for them."""
+LEAST_SAMPLES: Final = round(BLOCKS / (1 - WARM_UP)) + 1
+"""Samples that a run waits for, also beyond its time."""
+LEAST_PERIOD_SECONDS: Final = 2.0
+SETTLE_SECONDS: Final = 0.3
+"""Time between the last answer and a sample, in which sessions end and connections close."""
+MONTH_HOURS: Final = 30 * 24
+RSS_HOURS: Final = 1.0
+"""Shortest run whose resident memory is judged: in a shorter one the allocator's steps hide a slope."""
+RSS_BYTES_A_MONTH: Final = 10 << 20
+ALLOWED: Final = 8.0
+ALLOWED_SHARE: Final = 0.01
+"""A figure is level if it certainly rises by no more than this many, and this share of itself, within a run."""
+SAY_SECONDS: Final = 30.0
+POINTS: Final = 120
+"""Points of a picture's curve."""
+
+
+class Sample(NamedTuple):
+    """Every figure of one moment.  ``done`` counts what was repeated until then."""
+
+    hours: float
+    done: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A run.  ``figures`` counts what was judged: threads, descriptors, objects by class, elements by collection.
+
+    ``rss_mib`` is the daemon's anonymous resident memory at the end, and ``rss_mib_a_month`` the upper bound of its
+    slope.  ``grows`` counts the figures that grow, and ``unclear`` those that may grow or not.
+    """
+
+    soak: str
+    hours: float
+    done: int
+    unit: str
+    rss_mib: float
+    rss_mib_a_month: float
+    figures: int
+    grows: int
+    unclear: int
+
+
+class Run(NamedTuple):
+    """A run with its samples.  ``told`` names each figure that grows or is unclear."""
+
+    figures: Figures
+    samples: Sequence[Sample]
+    told: Sequence[str]
+
+    def curves(self) -> dict[str, object]:
+        """Return the figures with what a picture shows, at most `POINTS` samples."""
+        shown = self.samples[:: -(-len(self.samples) // POINTS)]
+        return {
+            **asdict(self.figures),
+            "at_hours": [round(sample.hours, 4) for sample in shown],
+            "rss_bytes": [sample.values["daemon rss_bytes"] for sample in shown],
+            "objects": [
+                sum(v for name, v in sample.values.items() if name.startswith("daemon objects")) for sample in shown
+            ],
+            "threads": [sample.values["daemon threads"] for sample in shown],
+            "descriptors": [sample.values["daemon descriptors"] for sample in shown],
+        }
+
+
+def run(name: str, soak: Soak, hours: float, say: Callable[[str], None], leaks: Sequence[str] = ()) -> Run:
+    """Repeat a soak for this time, or until there are enough samples."""
+    samples: list[Sample] = []
+    with ground(soak.shards, leaks) as held, soak.hold(held) as repeat:
+        done = repeat()
+        began = said_at = time.monotonic()
+        period, next_at = max(LEAST_PERIOD_SECONDS, hours * 3_600 / SAMPLES), began
+        while (now := time.monotonic()) < began + hours * 3_600 or len(samples) < LEAST_SAMPLES:
+            if now >= next_at:
+                time.sleep(SETTLE_SECONDS)
+                samples.append(Sample((now - began) / 3_600, done, held.sample()))
+                next_at = now + period
+            if now >= said_at + SAY_SECONDS:
+                said_at = now
+                rss = samples[-1].values["daemon rss_bytes"] / 2**20
+                say(f"{name}: {now - began:.0f} s, {done:,} {soak.unit}, RSS {rss:.1f} MiB")
+            done += repeat()
+    return judge(name, soak.unit, samples)
+
+
+def judge(name: str, unit: str, samples: Sequence[Sample]) -> Run:
+    """Judge the samples after the warm-up.  What is missing from a sample counts as 0."""
+    judged = [sample for sample in samples if sample.hours >= WARM_UP * samples[-1].hours]
+    hours = [sample.hours for sample in judged]
+    verdicts, told = Counter[str](), []
+
+    def look(figure: str, found: Growth, allowed: float) -> None:
+        verdict = "level" if found.upper <= allowed else "GROWS" if found.lower > allowed else "unclear"
+        verdicts[verdict] += 1
+        if verdict != "level":
+            told.append(f"{verdict}: {figure}: {found.level:,.1f}, and {found.lower:+,.1f} to {found.upper:+,.1f}")
+
+    for figure in sorted({name for sample in judged for name in sample.values if not is_told_only(name)}):
+        found = growth(hours, [sample.values.get(figure, 0.0) for sample in judged])
+        look(figure, found, ALLOWED + ALLOWED_SHARE * found.level)
+    rss = growth(hours, [sample.values["daemon rss_bytes"] for sample in judged])
+    months = (hours[-1] - hours[0]) / MONTH_HOURS
+    if samples[-1].hours >= RSS_HOURS:
+        look("daemon rss_bytes", rss, RSS_BYTES_A_MONTH * months)
+    figures = Figures(
+        name,
+        round(samples[-1].hours, 2),
+        samples[-1].done,
+        unit,
+        round(samples[-1].values["daemon rss_bytes"] / 2**20, 1),
+        round(rss.upper / months / 2**20, 1),
+        verdicts.total(),
+        verdicts["GROWS"],
+        verdicts["unclear"],
+    )
+    return Run(figures, samples, told)
+
+
+def is_told_only(name: str) -> bool:
+    """Return whether a figure is not judged as a count: memory, and what this program holds in addition to clients."""
+    of, _, what = name.partition(" ")
+    kind, _, owner = what.partition(" ")
+    is_ours = of != "client" or kind in ("threads", "descriptors") or owner.startswith(("producerd.", "spark_client."))
+    return what in ("rss_bytes", "blocks") or not is_ours
