@@ -71,7 +71,8 @@ class ExecutorCheck(NamedTuple):
     last error, if it has one, and the fields of the daemon's `Traffic`.  ``service`` begins with "ready" and says how
     the daemon asked the service, or with "not verified" and says why.
 
-    ``memory`` is what a daemon that tasks start needs of the executor's.
+    ``memory`` is what a daemon that tasks start needs of the executor's.  ``place`` is the same for executors that
+    found the same daemon, because on Kubernetes each executor has a host of its own.
     """
 
     host: str
@@ -93,6 +94,7 @@ class ExecutorCheck(NamedTuple):
     service: str = ""
     memory: str = ""
     traffic: Traffic = Traffic()
+    place: str = ""
 
 
 class Problem(NamedTuple):
@@ -131,7 +133,6 @@ class ClusterCheck:
         )
 
     def _title(self) -> str:
-        hosts = len({executor.host for executor in self.executors})
         ready = f"ready to write to stream {self.stream}"
         if self.stream is None:
             ready = "every daemon answers; with stream= each asks Kinesis, too"
@@ -139,7 +140,8 @@ class ClusterCheck:
             ready = f"every daemon answers, but whether it can write to stream {self.stream} is not verified"
         elif any(executor.last_error for executor in self.executors):
             ready = f"ready to write to stream {self.stream}, which has had errors"
-        return f"{ready}: {counted(len(self.executors), 'executor')} on {counted(hosts, 'host')}"
+        daemons = len({executor.place for executor in self.executors})
+        return f"{ready}: {counted(len(self.executors), 'executor')}, {counted(daemons, 'daemon')}"
 
     def _table(self) -> tuple[list[tuple[str, str]], list[str], list[list[str]]]:
         """Return what is the same on all executors as pairs, then the header and the rows of what differs."""
@@ -147,7 +149,7 @@ class ClusterCheck:
         differ = [n for n in cells[0] if n in ("host", "executor") or len({row[n] for row in cells}) > 1]
         driver = ", ".join(f"{name} {cell}" for name, cell in _software(self.driver).items())
         alike = [(name, cell) for name, cell in cells[0].items() if name not in differ and cell]
-        daemons = {(executor.host, executor.socket): executor.traffic for executor in self.executors}
+        daemons = {executor.place: executor.traffic for executor in self.executors}
         traffic = monthly(daemons.values())
         if traffic:
             alike.append(("traffic", traffic))
@@ -349,6 +351,7 @@ def _ask_daemon(executor: ExecutorCheck, plan: Plan) -> ExecutorCheck:
     try:
         executor = executor._replace(
             socket=channel.path,
+            place=_place_of(channel.path, executor.host),
             daemon=welcome.daemon,
             window_bytes=welcome.window_bytes,
             window_frames=welcome.window_frames,
@@ -358,6 +361,15 @@ def _ask_daemon(executor: ExecutorCheck, plan: Plan) -> ExecutorCheck:
         return executor if stream is None else _ask_stream(executor, channel, stream)
     finally:
         channel.close()
+
+
+def _place_of(socket_path: str, host: str) -> str:
+    """Return what only executors of one node share that found the same socket, or for an abstract socket its host."""
+    try:
+        found, boot = os.stat(socket_path), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{host} {socket_path}"
+    return f"{boot} {found.st_dev} {found.st_ino}"
 
 
 def memory_of(own: OwnDaemon) -> str:

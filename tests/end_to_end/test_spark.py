@@ -195,7 +195,7 @@ def test_a_batch_that_finds_no_room_in_time_fails_with_the_numbers(spark: Any) -
 def test_a_check_knows_whether_the_stream_is_there(spark: Any) -> None:
     with service() as (_, server), daemon(server.url) as running:
         told = check(spark, stream="flights", socket=str(running.socket))
-        assert str(told).startswith("ready to write to stream flights: 1 executor on 1 host")
+        assert str(told).startswith("ready to write to stream flights: 1 executor, 1 daemon")
         assert told.executors[0].queue_limit_records == 1_000_000
         assert "records/s" not in str(told)
         frame = spark.range(1_200).selectExpr("cast(id as string) as partition_key", "id")

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -199,7 +200,7 @@ def test_what_a_daemon_says_of_itself_and_of_a_stream_is_reported_whole(daemon: 
     told = told_by(daemon.path, "flights")
     assert told["problems"] == []
     assert [hello.application_id for hello in daemon.hellos] == ["app"]
-    assert told["executor"][4:] == [
+    assert told["executor"][4:-1] == [
         *(daemon.path, "producerd 9", 8 << 20, 64),
         *(1 << 19, 9_000, 1 << 20),
         *(12, 1_000_000, 2_048, 64 << 20),
@@ -219,7 +220,7 @@ def test_a_task_holds_its_slot_and_reports_its_jvm_even_without_a_daemon(
     has = [*checks.installed()[0]]
     host, pid, user, *rest = told["executor"]
     assert (host, pid, user.split("/")[0]) == (os.uname().nodename, 4711, str(os.getuid()))
-    assert rest == [has, "", "", *[0] * 9, "", "", "", [*Traffic()]]
+    assert rest == [has, "", "", *[0] * 9, "", "", "", [*Traffic()], ""]
     assert [code for code, _ in told["problems"]] == [Code.DAEMON_ABSENT]
 
 
@@ -343,6 +344,19 @@ def test_a_missing_library_is_reported_beside_what_the_daemon_says(
     assert text.startswith(f"{module} cannot be used (")
     assert text.endswith("pip install 'producerd[spark]' there")
     assert ExecutorCheck(*told["executor"]).socket == daemon.path
+
+
+@pytest.mark.usefixtures("quick")
+def test_executors_with_the_same_socket_have_the_same_daemon(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever path and whatever name of a host they find it."""
+    daemon.runs(*[in_turn(Session.welcome, Session.await_end)] * 2)
+    (other := tmp_path / "other.sock").symlink_to(daemon.path)
+    first = ExecutorCheck(*told_by(daemon.path)["executor"])
+    monkeypatch.setattr(socket, "gethostname", lambda: "pod-2")
+    second = ExecutorCheck(*told_by(str(other))["executor"])
+    assert (first.place, first.host != second.host) == (second.place, True)
 
 
 def test_where_the_client_is_missing_the_task_says_so_and_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +526,7 @@ def test_what_else_spark_raises_is_left_as_it_is() -> None:
 
 
 READY = GOOD._replace(service="ready: so")
-UNSURE = GOOD._replace(host="h2", service="not verified: AccessDeniedException: no")
+UNSURE = GOOD._replace(host="h2", place="h2", service="not verified: AccessDeniedException: no")
 QUEUE = GOOD._replace(
     max_record_bytes=1 << 20,
     queue_records=12,
@@ -524,14 +538,14 @@ QUEUE = GOOD._replace(
 )
 SHOWN: dict[str, ClusterCheck] = {
     "what two hosts have in common stands once, and what differs in a table": ClusterCheck(
-        "flights", HAS, (READY, READY._replace(host="host-2", daemon="producerd 2"))
+        "flights", HAS, (READY, READY._replace(host="host-2", place="2", daemon="producerd 2"))
     ),
     "a stream's queue and its last error": ClusterCheck("s", HAS, (QUEUE,)),
     "the largest record of each host": ClusterCheck(
         "s",
         HAS,
         tuple(
-            GOOD._replace(host=f"h{number}", max_record_bytes=size)
+            GOOD._replace(host=f"h{number}", place=f"h{number}", max_record_bytes=size)
             for number, size in enumerate((1 << 10, (1 << 20) - 1_024, 3 << 19, 10 << 20, 11 << 20))
         ),
     ),
@@ -548,11 +562,13 @@ def test_a_check_is_shown_as_text(snapshot: Snapshot) -> None:
 
 def test_the_traffic_of_each_daemon_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = GOOD._replace(traffic=Traffic("PROVISIONED", False, 86_400, 8_640_000, 86_400, 86_400.0))
-    told = check_of([report(busy), report(busy._replace(pid=8))], monkeypatch)
-    assert told.executors == (busy, busy._replace(pid=8))
-    said = monthly([busy.traffic])
-    assert said.startswith("1 records/s of 100 bytes until now are ")
+    pod, elsewhere = busy._replace(host="pod-2"), busy._replace(host="pod-3", place="another node")
+    told = check_of([report(busy), report(pod), report(elsewhere)], monkeypatch)
+    assert told.executors == (busy, pod, elsewhere)
+    said = monthly([busy.traffic] * 2)
+    assert said.startswith("2 records/s of 100 bytes until now are ")
     assert f"traffic        {said}" in str(told).splitlines()
+    assert str(told).partition("\n")[0].endswith(": 3 executors, 2 daemons")
 
 
 def test_the_html_is_escaped() -> None:

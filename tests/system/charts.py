@@ -68,8 +68,11 @@ def one(manifests: Sequence[Manifest], kind: str, name: str = "producerd") -> Ma
 
 def configuration(manifests: Sequence[Manifest]) -> str:
     """The text of the producerd.toml that the daemon's pod mounts."""
-    (volume,) = (one for one in daemon_pod(manifests)["spec"]["volumes"] if one["name"] == "producerd-config")
-    text: str = one(manifests, "ConfigMap", volume["configMap"]["name"])["data"]["producerd.toml"]
+    pod = daemon_pod(manifests)
+    (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == "producerd-config")
+    (item,) = volume["downwardAPI"]["items"]
+    assert item == {"path": "producerd.toml", "fieldRef": {"fieldPath": "metadata.annotations['producerd.toml']"}}
+    text: str = pod["metadata"]["annotations"]["producerd.toml"]
     return text
 
 

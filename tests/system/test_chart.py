@@ -147,6 +147,7 @@ WHAT_TO_DO: Final = {
     },
     'podLabels={"app.kubernetes.io/name": "mine"}': "podLabels: the chart itself sets app.kubernetes.io/name",
     'mode="sidecar",podLabels={"producerd": "mine"}': "podLabels: the chart itself sets producerd",
+    'podAnnotations={"producerd.toml": "mine"}': "podAnnotations: the chart itself sets producerd.toml",
     'config="exit_when_idle_seconds = 60"': f"config: exit_when_idle_seconds = 60: {NO_IDLE_END}",
     'mode="sidecar",config="exit_when_idle_seconds = 0.5 # soon"': NO_IDLE_END,
     'extraEnv=[{"name": "PRODUCERD_EXIT_WHEN_IDLE_SECONDS", "value": "60"}]': (
@@ -460,7 +461,7 @@ def test_the_init_container_gives_the_directory_to_the_daemon(tmp_path: Path) ->
     (container,) = one(example("daemonset"), "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
     may = container["securityContext"]
     assert (may["runAsUser"], may["runAsGroup"], may["runAsNonRoot"]) == (0, 0, False)
-    python, *arguments = container["command"]
+    python, *arguments = container["command"] + container["args"]
     assert python == "/opt/producerd/bin/python"
     mounted = container["volumeMounts"][0]["mountPath"]
     capabilities = ",".join(["-all", *(f"+{name.lower()}" for name in may["capabilities"]["add"])])
@@ -494,15 +495,38 @@ def test_a_change_of_the_configuration_restarts_the_pods_and_one_around_them_not
 
 
 @pytest.mark.promise("daemonset-pods-keep")
-def test_a_daemonset_s_pods_keep_their_settings_and_executors_find_the_newest() -> None:
-    """A pod of the old template mounts another ConfigMap; a running job's template names the one that there is."""
-    found = {}
-    for mode in EXAMPLES:
-        both = [rendered(f"--set=mode={mode}", f"--set=config=region = '{region}'") for region in ("a-1", "b-1")]
-        assert [configuration(manifests) for manifests in both] == ["region = 'a-1'", "region = 'b-1'"]
-        maps = [each for manifests in both for each in manifests if "producerd.toml" in each.get("data", {})]
-        found[mode] = (len({each["metadata"]["name"] for each in maps}), {each.get("immutable") for each in maps})
-    assert found == {"daemonset": (2, {True}), "sidecar": (1, {None})}
+@pytest.mark.parametrize("mode", EXAMPLES)
+def test_a_pod_has_its_settings_with_it_and_nothing_that_an_upgrade_changes(mode: str) -> None:
+    own = '--set-json=podAnnotations={"note": "hello"}'
+    both = [rendered(f"--set=mode={mode}", own, f"--set=config=region = '{region}'") for region in ("a-1", "b-1")]
+    assert [configuration(manifests) for manifests in both] == ["region = 'a-1'", "region = 'b-1'"]
+    for manifests in both:
+        assert not [volume for volume in daemon_pod(manifests)["spec"]["volumes"] if "configMap" in volume]
+        assert daemon_pod(manifests)["metadata"]["annotations"]["note"] == "hello"
+
+
+@pytest.mark.promise("upgrade-checked-first")
+def test_an_upgrade_first_checks_the_settings_where_the_daemons_will_run() -> None:
+    """As the daemon, on its nodes, with its memory limit and its variables; no other mode has anything to hold back."""
+    manifests = rendered('--set-json=extraEnv=[{"name": "HTTPS_PROXY", "value": "http://proxy"}]')
+    check, daemons = one(manifests, "Job", "producerd-check"), one(manifests, "DaemonSet")
+    assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    pod, pods = check["spec"]["template"], daemons["spec"]["template"]
+    assert not pods["metadata"]["labels"].items() <= pod["metadata"].get("labels", {}).items()
+    for name in ("serviceAccountName", "nodeSelector"):
+        assert pod["spec"][name] == pods["spec"][name]
+    (container,), daemon_s = pod["spec"]["containers"], daemon_container(manifests)
+    for name in ("image", "env", "securityContext"):
+        assert container[name] == daemon_s[name]
+    assert container["resources"]["limits"] == daemon_s["resources"]["limits"]
+    assert container["command"] == ["/opt/producerd/bin/producerd", "check", "--online"]
+    assert pod["metadata"]["annotations"] == pods["metadata"]["annotations"]
+    assert not [each for each in example("sidecar") if each["kind"] == "Job"]
+
+
+def test_the_init_container_has_what_a_quota_asks_of_each_container() -> None:
+    (container,) = daemon_pod(rendered("--set=resources.limits.cpu=2"))["spec"]["initContainers"]
+    assert container["resources"]["limits"] == {"cpu": 2, "memory": "1Gi"}
 
 
 @pytest.mark.promise("change-configuration-restarts")

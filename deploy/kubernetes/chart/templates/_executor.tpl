@@ -9,10 +9,8 @@ metadata:
     {{- with .Values.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with .Values.podAnnotations }}
   annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- include "producerd.podAnnotations" . | nindent 4 }}
 {{- end }}
 spec:
   securityContext:
@@ -42,8 +40,7 @@ spec:
     {{- if eq .Values.mode "sidecar" }}
     - name: producerd
       emptyDir: {}
-    - name: producerd-config
-      configMap: {name: {{ include "producerd.configMapName" . }}}
+    {{- include "producerd.configVolume" . | nindent 4 }}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -17,13 +17,20 @@
 {{- default $own .Values.serviceAccount.name }}
 {{- end }}
 
-{{/*
-A DaemonSet's pods keep the settings of their template, also when their container restarts during a roll-out.  Executors
-cannot: Helm deletes the ConfigMap of earlier settings, and a running job's pod template goes on asking for it.
-*/}}
-{{- define "producerd.configMapName" -}}
-{{- include "producerd.fullname" . }}
-{{- if eq .Values.mode "daemonset" }}-{{ .Values.config | sha256sum | trunc 10 }}{{ end }}
+{{/* A pod has its settings with it, so a container that starts again in an old pod finds the old ones. */}}
+{{- define "producerd.podAnnotations" -}}
+{{- with .Values.podAnnotations }}
+{{- toYaml . }}
+{{ end }}
+{{- dict "producerd.toml" .Values.config | toYaml }}
+{{- end }}
+
+{{- define "producerd.configVolume" -}}
+- name: producerd-config
+  downwardAPI:
+    items:
+      - path: producerd.toml
+        fieldRef: {fieldPath: "metadata.annotations['producerd.toml']"}
 {{- end }}
 
 {{/* What never changes in the life of a release: a DaemonSet's selector cannot. */}}
