@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from producerd.demo.children import Child, Children, take_stdout
 from tests.faults.spark_job import environment, lacks
+from tests.faults.watch import look
 from tests.spark.processes import descendants
 
 if TYPE_CHECKING:
@@ -131,16 +132,16 @@ class Query:
             self._say(json.dumps(self._figures()))
 
     def _figures(self) -> dict[str, float]:
-        jvm = self._spark.sparkContext._jvm
-        assert jvm is not None
-        threads = jvm.java.lang.management.ManagementFactory.getThreadMXBean().getThreadCount()
         files = [path.stat() for path in self._checkpoint.rglob("*") if path.is_file()]
+        ours = descendants(os.getpid())
+        (jvm,) = [found for process in ours if "/java " in process.command and (found := look(process.pid))]
         return {
             "Spark checkpoint_bytes": sum(file.st_size for file in files),
             "Spark checkpoint files": len(files),
-            "Spark JVM threads": threads,
+            "Spark JVM threads": jvm.threads,
+            "Spark JVM descriptors": jvm.descriptors,
             "Spark driver threads": threading.active_count(),
-            "Spark processes": len(descendants(os.getpid())),
+            "Spark processes": len(ours),
         }
 
     def run(self) -> None:

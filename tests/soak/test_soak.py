@@ -58,6 +58,7 @@ def test_memory_may_grow_by_ten_mebibytes_a_month(bytes_an_hour: float, grows: i
 
 
 @pytest.mark.slow
+@pytest.mark.promise("soak-finds-leaks")
 def test_planted_leaks_are_found_and_without_them_nothing_grows_with_batches() -> None:
     keys = dict.fromkeys(STREAMS, keys_from(0, 50))
     grown = {}
