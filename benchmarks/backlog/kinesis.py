@@ -1,8 +1,10 @@
 """Run the fake Kinesis with the limits of real shards, and count each stored record without keeping it.
 
-The process prints its URL.  For each line on stdin it prints, as a line of JSON, how often records have been stored::
+The process prints its URL and the path of its certificate.  It answers each line on stdin with a line of JSON, a
+`Stored`: ``hang`` leaves all requests from now on without an answer, ``answer`` ends that, and a number is the number
+of records to look for::
 
-    python -m benchmarks.backpressure.kinesis SHARDS RECORDS
+    python -m benchmarks.backlog.kinesis SHARDS RECORDS
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.backpressure.spark_job import ID_DIGITS, STREAM
-from producerd.testing import FakeKinesis
+from benchmarks.backlog.spark_job import ID_DIGITS, STREAM
+from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve_in_thread
 from producerd.testing.streams import FIRST_SEQUENCE, FakeShard, FakeStream, equal_edges
 
@@ -27,11 +29,10 @@ ID: Final = re.compile(rb"<(\d{%d})>" % ID_DIGITS)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Counts of the records 0 to RECORDS - 1.  ``records`` has how often each was stored."""
+    """How many records were stored, copies included, and how many of the first records are missing."""
 
     records: int
     missing: int
-    strangers: int
 
 
 class CountingStream(FakeStream):
@@ -41,30 +42,35 @@ class CountingStream(FakeStream):
         super().__init__(STREAM, equal_edges(shards), MAX_RECORD_KIB, 0.0, FIRST_SEQUENCE)
         self.keeps_entries = False
         self._times = np.zeros(records, np.int64)
-        self._strangers = 0
 
     def store(
         self, shard: FakeShard, partition_key: str, explicit_hash_key: str | None, data: bytes, now: float
     ) -> str:
-        ids = np.array(ID.findall(data), "S").astype(np.int64)
-        known = ids < len(self._times)
-        np.add.at(self._times, ids[known], 1)
-        self._strangers += int((~known).sum())
+        np.add.at(self._times, np.array(ID.findall(data), "S").astype(np.int64), 1)
         return super().store(shard, partition_key, explicit_hash_key, data, now)
 
-    @property
-    def stored(self) -> Stored:
-        return Stored(int(self._times.sum()), int((self._times == 0).sum()), self._strangers)
+    def stored(self, first: int) -> Stored:
+        return Stored(int(self._times.sum()), int((self._times[:first] == 0).sum()))
 
 
 def main(shards: int, records: int) -> None:
     kinesis = FakeKinesis()
     kinesis.enforce_limits = True
     kinesis.streams[STREAM] = stream = CountingStream(shards, records)
-    with serve_in_thread(kinesis) as server:
+    with serve_in_thread(kinesis, tls=True) as server:
         print(server.url, flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(asdict(stream.stored)), flush=True)
+        print(server.certificate, flush=True)
+        for line in sys.stdin:
+            match line.strip():
+                case "hang":
+                    kinesis.standing.append(Fault("hang", action="*"))
+                    first = 0
+                case "answer":
+                    kinesis.standing.clear()
+                    first = 0
+                case number:
+                    first = int(number)
+            print(json.dumps(asdict(stream.stored(first))), flush=True)
 
 
 if __name__ == "__main__":

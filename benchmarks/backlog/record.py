@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backpressure.curves import Curves
-from benchmarks.backpressure.run import Figures, Run
+from benchmarks.backlog.curves import Curves
+from benchmarks.backlog.run import Figures, Run
 
-FILE: Final = "backpressure.jsonl"
-DECIMALS: Final = {"seconds": 2, "blocked": 3}
+FILE: Final = "backlog.jsonl"
+DECIMALS: Final = {"seconds": 2}
 """Digits after the point.  The other curves have none."""
 
 
@@ -27,6 +27,7 @@ def write(runs: Sequence[Run], conditions: str, folder: Path) -> None:
 
 def _as_json(run: Run) -> dict[str, Any]:
     document = asdict(run)
+    document["hang"] = [round(at, 2) for at in run.hang]
     document["batches"] = [[round(at, 2) for at in span] for span in run.batches]
     document["curves"] = {
         name: [round(value, DECIMALS.get(name)) for value in values] for name, values in document["curves"].items()
@@ -37,6 +38,11 @@ def _as_json(run: Run) -> dict[str, Any]:
 def read(folder: Path) -> list[Run]:
     _, *lines = (folder / FILE).read_text().splitlines()
     return [
-        Run(Figures(**document["figures"]), [tuple(span) for span in document["batches"]], Curves(**document["curves"]))
+        Run(
+            Figures(**document["figures"]),
+            tuple(document["hang"]),
+            [tuple(span) for span in document["batches"]],
+            Curves(**document["curves"]),
+        )
         for document in map(json.loads, lines)
     ]
