@@ -92,9 +92,7 @@ def _picture(run: Run, tops: dict[str, float], theme: Theme) -> Figure:
     for axes, panel in zip(panels, PANELS, strict=True):
         _curve(axes, panel, run, tops[panel.name], theme)
     middle = sum(run.hang) / 2
-    panels[0].text(
-        middle, tops["stored"] / 2, "Kinesis hangs:\nno answers", ha="center", va="center", color=theme.ink
-    )
+    panels[0].text(middle, tops["stored"] / 2, "Kinesis hangs:\nno answers", ha="center", va="center", color=theme.ink)
     panels[-1].set_xlim(0, run.figures.seconds)
     panels[-1].set_xlabel("seconds; dashed lines: checkpoints (a micro-batch ends)", color=theme.ink, fontsize=10)
     return figure

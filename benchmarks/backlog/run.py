@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import maven
 from benchmarks.backlog.curves import NAMES, Curves, Sample, curves
 from benchmarks.backlog.kinesis import Stored
-from benchmarks.backlog.spark_job import KEYS, RECORD_BYTES, STREAM, Batch
+from benchmarks.backlog.spark_job import KEYS, NUMBERS_SECONDS, RECORD_BYTES, STREAM, Batch
 from benchmarks.harness import RecordsWrong, serve_with
 from benchmarks.machine import PACKAGES, conditions
 from benchmarks.processes import family, rss_bytes
@@ -31,14 +31,14 @@ from producerd.demo.children import Child, ChildFailed, Children
 from producerd.demo.progress import Watch
 from producerd.demo.scenario import environment, folder, free_port, java
 
-SHARDS: Final = 8
+SHARDS: Final = 4
 SHARD_RECORDS_PER_SECOND: Final = 1_000
 """About the 1 MiB/s of a shard, in records of this size."""
-BATCH_SHARE: Final = 1 / 16
+BATCH_SHARE: Final = 1 / 20
 """Part of a run in which the shards store a micro-batch."""
-HANG: Final = (0.2, 0.7)
+HANG: Final = (1 / 6, 5 / 6)
 """Begin and end of the fault, as parts of a run: two minutes of the default run."""
-QUEUE_LIMIT: Final = 20_000
+QUEUE_LIMIT: Final = 10_000
 LEAST_SECONDS: Final = 60.0
 """Shortest run.  Its micro-batches are larger than the queue limit."""
 CHARGED_BYTES: Final = RECORD_BYTES + 64
@@ -156,18 +156,23 @@ class Bench:
         """Watch the run until its last micro-batch, and hang the endpoint in the middle of it."""
         batches: list[Batch] = []
         spark.tell("go")
-        start = time.monotonic()
+        deadline = time.monotonic() + START_SECONDS
+        while not (samples := [self._sample(producer, kinesis)])[0].accepted:  # Spark's first plan takes a while
+            if line := spark.poll_line(NUMBERS_SECONDS):
+                producer.report(*json.loads(line))
+            if time.monotonic() > deadline:
+                raise ChildFailed("Spark did not write", spark.log)
+        start = samples[0].at
         orders = [(share * self.seconds, word) for share, word in zip(HANG, ("hang", "answer"), strict=True)]
         orders.append((self.seconds, "stop"))
         hang: list[float] = []
-        samples = [self._sample(producer, kinesis)]
         ended = False
         while not ended:
             while (left := samples[-1].at + 1.0 - time.monotonic()) > 0 and not ended:
                 match json.loads(spark.poll_line(left) or "0"):
                     case [began, finished, records, duplicates]:
                         batches.append(Batch(began, finished, records, duplicates))
-                    case [int(), int(), int()] as numbers if isinstance(producer, Kpl):
+                    case [_, _, _] as numbers:
                         producer.report(*numbers)
                     case None:
                         ended = True
@@ -296,6 +301,9 @@ class Daemon:
             self._child.poll_line(0.05)  # it raises if the daemon has ended
             if time.monotonic() > deadline:
                 raise ChildFailed(f"the daemon was not ready within {START_SECONDS:.0f} s", self._child.log)
+
+    def report(self, *numbers: int) -> None:
+        """Ignore numbers of the KPL: Spark's process has none."""
 
     def numbers(self) -> tuple[int, int, int]:
         """Return the records accepted, the records waiting, and the daemon's memory."""

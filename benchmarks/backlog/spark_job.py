@@ -67,7 +67,7 @@ def main(work: Path, batch_records: int, kpl_port: int = 0) -> None:
 
     say("ready")
     sys.stdin.readline()
-    threading.Thread(target=lambda: (sys.stdin.readline(), stopping.set()), daemon=True).start()
+    threading.Thread(target=wait_for_stop, args=(stopping,), daemon=True).start()
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", batch_records)
     query = (
         rows.option("numPartitions", spark.sparkContext.defaultParallelism)
@@ -83,6 +83,11 @@ def main(work: Path, batch_records: int, kpl_port: int = 0) -> None:
         raise error
     say(None)
     spark.stop()
+
+
+def wait_for_stop(stopping: threading.Event) -> None:
+    sys.stdin.readline()
+    stopping.set()
 
 
 def through_producerd(rows: DataFrame, batch_id: int) -> tuple[int, int]:
