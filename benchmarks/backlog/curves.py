@@ -45,7 +45,7 @@ class Curves:
     def recovery_seconds(self, begin: float, end: float) -> float | None:
         """Return the time from a fault's end until the stored rate is back, or None if it never is.
 
-        The rate before counts from the fault's second third before it, without the burst of a full quota.
+        The rate before leaves out the first third of the time until the fault, which has the burst of a full quota.
         """
         enough = RECOVERED * self.rate(begin / 3, begin)
         for first, at in enumerate(self.seconds):

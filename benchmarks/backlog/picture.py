@@ -91,8 +91,15 @@ def _picture(run: Run, tops: dict[str, float], theme: Theme) -> Figure:
     panels = figure.subplots(len(PANELS), sharex=True, height_ratios=[panel.height for panel in PANELS])
     for axes, panel in zip(panels, PANELS, strict=True):
         _curve(axes, panel, run, tops[panel.name], theme)
-    middle = sum(run.hang) / 2
-    panels[0].text(middle, tops["stored"] / 2, "Kinesis hangs:\nno answers", ha="center", va="center", color=theme.ink)
+    panels[0].text(
+        sum(run.hang) / 2,
+        tops["stored"] / 2,
+        "Kinesis hangs:\nno answers",
+        ha="center",
+        va="center",
+        color=theme.ink,
+        bbox={"facecolor": theme.shade, "edgecolor": "none"},
+    )
     panels[-1].set_xlim(0, run.figures.seconds)
     panels[-1].set_xlabel("seconds; dashed lines: checkpoints (a micro-batch ends)", color=theme.ink, fontsize=10)
     return figure

@@ -134,16 +134,16 @@ class Bench:
         with folder() as work, Children(work, environment(work)) as children:
             most = round(MOST_RATE * self.seconds * SHARDS * SHARD_RECORDS_PER_SECOND)
             fake = children.start("kinesis", ["-m", f"{__package__}.kinesis", str(SHARDS), str(most)])
-            kinesis = Kinesis(fake, fake.line(START_SECONDS), fake.line(START_SECONDS))
+            kinesis = FakeProcess(fake, fake.line(START_SECONDS), fake.line(START_SECONDS))
             job = ["-m", f"{__package__}.spark_job", str(work), str(self.batch_records)]
-            producer: Daemon | Kpl
+            producer: WatchedDaemon | KplInSpark
             if case == KPL:
                 port = kinesis.url.rpartition(":")[2].strip("/")
                 spark = children.start("spark", [*job, port], java(work) | on_class_path())
-                producer = Kpl(spark)
+                producer = KplInSpark(spark)
             else:
                 spark = children.start("spark", job, java(work))
-                producer = Daemon(children, work, kinesis, self.limits(case))
+                producer = WatchedDaemon(children, work, kinesis, self.limits(case))
             while json.loads(spark.line(START_SECONDS)) != "ready":
                 pass
             run, last = self._watched(case, spark, producer, kinesis)
@@ -151,7 +151,7 @@ class Bench:
         return run
 
     def _watched(
-        self, case: str, spark: Child, producer: Daemon | Kpl, kinesis: Kinesis
+        self, case: str, spark: Child, producer: WatchedDaemon | KplInSpark, kinesis: FakeProcess
     ) -> tuple[Run, Mapping[str, float]]:
         """Watch the run until its last micro-batch, and hang the endpoint in the middle of it."""
         batches: list[Batch] = []
@@ -219,7 +219,7 @@ class Bench:
         return Run(figures, (hang[0], hang[1]), spans, whole), last
 
     @staticmethod
-    def _sample(producer: Daemon | Kpl, kinesis: Kinesis) -> Sample:
+    def _sample(producer: WatchedDaemon | KplInSpark, kinesis: FakeProcess) -> Sample:
         accepted, waiting, memory_bytes = producer.numbers()
         return Sample(time.monotonic(), accepted, kinesis.ask("0").records, waiting, memory_bytes)
 
@@ -244,7 +244,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Kinesis:
+class FakeProcess:
     """The process of the fake Kinesis, its URL and its certificate."""
 
     child: Child
@@ -256,7 +256,7 @@ class Kinesis:
         return Stored(**json.loads(self.child.line(START_SECONDS)))
 
 
-class Kpl:
+class KplInSpark:
     """The KPL in Spark's JVM, with the numbers that Spark's process reported last."""
 
     def __init__(self, spark: Child) -> None:
@@ -281,10 +281,10 @@ class Kpl:
         return {"failed_records_total": self._failed}
 
 
-class Daemon:
+class WatchedDaemon:
     """A daemon that is ready.  Its numbers come from GET /metrics, summed over labels other than the stream."""
 
-    def __init__(self, children: Children, work: Path, kinesis: Kinesis, limits: Mapping[str, int]) -> None:
+    def __init__(self, children: Children, work: Path, kinesis: FakeProcess, limits: Mapping[str, int]) -> None:
         address = f"127.0.0.1:{free_port()}"
         self._metrics_url = f"http://{address}/metrics?collect=all"
         settings = {
@@ -332,7 +332,7 @@ class Daemon:
 
 def on_class_path() -> dict[str, str]:
     """Return the variable that puts the KPL on the class path of Spark's JVM.  Raise `maven.Unavailable`."""
-    command = maven.command(Path(__file__).parent / "kpl", "Sink")
+    command = maven.command(Path(__file__).parent / "kpl_sink", "Sink")
     kpl = command[command.index("-cp") + 1]
     # The KPL brings an older Scala, so Spark's own jars come first.
     spark = Path(pyspark.__file__).parent / "jars"
