@@ -1,6 +1,6 @@
 """Draw two runs as FLINK-9374 did, to the same scales: throughput with the checkpoints, records waiting, memory.
 
-A curve's path in the SVG has the curve's name as its id.  Colours are those of Okabe and Ito, which colour-blind
+A curve's path in the SVG has the curve's name as its id.  Colour-blind readers can tell the colours apart.
 readers can tell apart.
 """
 

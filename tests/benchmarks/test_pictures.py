@@ -67,7 +67,7 @@ def test_the_data_are_of_a_run_of_all_cases_with_the_default_options() -> None:
         assert each.limits == Bench(SECONDS, print).limits(each.case)
 
 
-def test_a_stream_has_recovered_when_five_seconds_reach_nine_tenths_of_its_rate_before() -> None:
+def test_a_stream_has_recovered_after_five_seconds_at_nine_tenths_of_its_rate() -> None:
     stored = [100.0] * 10 + [0.0] * 10 + [50.0] * 3 + [90.0] * 7
     made = Curves([float(second) for second in range(30)], [], stored, [], [])
     assert made.recovery_seconds(9.0, 20.0) == 3.0
