@@ -1,7 +1,6 @@
 """Draw two runs as FLINK-9374 did, to the same scales: throughput with the checkpoints, records waiting, memory.
 
 A curve's path in the SVG has the curve's name as its id.  Colour-blind readers can tell the colours apart.
-readers can tell apart.
 """
 
 from __future__ import annotations
