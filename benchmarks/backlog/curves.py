@@ -37,17 +37,18 @@ class Curves:
     waiting: list[float]
     memory: list[float]
 
-    def rate(self, begin: float, end: float) -> float:
-        """Return the mean rate of storing in the seconds that end in this span, or 0 without any."""
-        rates = [rate for at, rate in zip(self.seconds, self.stored, strict=True) if begin <= at <= end]
-        return statistics.fmean(rates) if rates else 0.0
+    def rate_before(self, begin: float) -> float:
+        """Return the median rate of storing before a fault, or 0 if nothing was stored.
+
+        It leaves out the first third, which has the burst of a full quota, and the seconds between two micro-batches.
+        """
+        seconds = zip(self.seconds, self.stored, strict=True)
+        rates = [rate for at, rate in seconds if begin / 3 <= at <= begin and rate]
+        return statistics.median(rates) if rates else 0.0
 
     def recovery_seconds(self, begin: float, end: float) -> float | None:
-        """Return the time from a fault's end until the stored rate is back, or None if it never is.
-
-        The rate before leaves out the first third of the time until the fault, which has the burst of a full quota.
-        """
-        enough = RECOVERED * self.rate(begin / 3, begin)
+        """Return the time from a fault's end until the stored rate is back, or None if it never is."""
+        enough = RECOVERED * self.rate_before(begin)
         for first, at in enumerate(self.seconds):
             window = self.stored[first : first + RECOVERY_WINDOW]
             if at >= end and len(window) == RECOVERY_WINDOW and statistics.fmean(window) >= enough:

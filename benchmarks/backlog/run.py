@@ -213,7 +213,7 @@ class Bench:
             stored.records - (written - stored.missing),
             waited * RECORD_BYTES,
             waited * CHARGED_BYTES,
-            round(whole.rate(hang[0] / 3, hang[0])),
+            round(whole.rate_before(hang[0])),
             None if recovery is None else round(recovery, 1),
         )
         return Run(figures, (hang[0], hang[1]), spans, whole), last
