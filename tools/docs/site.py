@@ -26,7 +26,7 @@ FOLDER: Final = ROOT / "build/docs"
 """Gets the copy, Zensical's settings and its cache, and the site."""
 GUESTS: Final = {"README.md": "index.md", "CONTRIBUTING.md": "build/contributing.md"}
 """Pages outside of docs/, with their places on the site."""
-LINK: Final = re.compile(r"(?:(?<=\]\()|(?<=<img src=\"))(?![a-z]+:|#)([^)\s#\"]+)")
+LINK: Final = re.compile(r"(?:(?<=\]\()|(?<=<img src=\")|(?<=srcset=\"))(?![a-z]+:|#)([^)\s#\"]+)")
 
 
 def published() -> dict[str, str]:
