@@ -146,7 +146,8 @@ async def serve(
 
     async def page(request: web.Request) -> web.Response:
         if not (_is_own_name(request.host) or _name_in(request.host) == await full_name.ask()):
-            text = f"this page answers to an IP address, localhost and {socket.gethostname()}, not to {request.host}\n"
+            name = request.host.encode(errors="backslashreplace").decode()  # a header may have any bytes
+            text = f"this page answers to an IP address, localhost and {socket.gethostname()}, not to {name}\n"
             return web.Response(status=421, text=text)
         return web.Response(text=render_page(), content_type="text/html", headers=HEADERS)
 

@@ -262,6 +262,17 @@ async def test_what_is_no_http_is_no_error_of_ours(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
+async def test_a_name_that_is_not_utf8_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve() as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\xc1\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 421 ")
+    assert answer.endswith(b"not to a\\udcc1\n")
+    assert not caplog.records
+
+
 async def test_an_error_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def no_metrics(*, everything: bool) -> bytes:
         raise RuntimeError("no numbers")
