@@ -64,6 +64,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_problem_is_one_line_whatever_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "producerd.toml"
+    path.write_text('"queue\\nlimit" = 1')
+    assert problem(path=path).startswith(f"'queue\\nlimit' = 1 (file {path}): no such setting; ")
+
+
 class TestPrecedence:
     def test_defaults_are_those_of_the_names_table(self) -> None:
         config = load(environ=NOBODY)

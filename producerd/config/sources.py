@@ -54,7 +54,8 @@ class _Given:
     origin: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {shown(self.value, self.key)} ({self.origin})"
+        key = self.key if self.key.isprintable() else ascii(self.key)  # a problem is one line
+        return f"{key} = {shown(self.value, self.key)} ({self.origin})"
 
     @property
     def source(self) -> str:
