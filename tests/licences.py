@@ -9,7 +9,7 @@ from typing import Final
 
 from tools import ROOT
 
-LOCKS: Final = ("requirements.lock", "tests/spark-3.5.lock", "tests/spark-4.0.lock")
+LOCKS: Final = ("requirements.lock", "tests/spark-3.5.lock", "tests/spark-4.0.lock", "tests/fuzz/fuzz.lock")
 BRINGERS: Final = ("daemon", "spark", "demo", "dev", "tests")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from tools import ROOT
-from tools.environments import OWN, set_up, start_again, variables, write_locks
+from tools.environments import OWN, set_up, set_up_fuzzing, start_again, variables, write_locks
 from tools.packaging import command as build
 from tools.processes import handle_signals
 from tools.testing import check, test
@@ -70,6 +70,9 @@ COMMANDS = {
     "soak": Command(
         "one thing again and again for minutes or hours, judged by what grows [NAME ..., --hours H, --json]",
         lambda arguments: become("tests.soak", arguments, variables()),
+    "fuzz": Command(
+        "six parsers under inputs that coverage guides, then a real daemon [NAME ..., --inputs N, --seed S, --json]",
+        lambda arguments: become("tests.fuzz", arguments, {**os.environ, "PYTHONPATH": str(set_up_fuzzing())}),
     ),
     "aws-smoke": Command(
         "the same oracle against AWS itself, which charges for it: it asks before it starts [--region R, --yes]",

@@ -58,6 +58,8 @@ DEMO_LOCK = ROOT / "deploy" / "container" / "demo.lock"
 """What the image of the demo needs."""
 SBOM_LOCK = ROOT / "tools" / "sbom.lock"
 """What ``./dev build --sbom`` runs, in an environment that it throws away: nothing else needs its packages."""
+FUZZ_LOCK = ROOT / "tests" / "fuzz" / "fuzz.lock"
+"""What only ``./dev fuzz`` needs.  Not every machine has a wheel of it."""
 NOT_HERE = 69
 """Exit code of a command that needs a Python which this machine lacks."""
 SCRIPTS = {"producerd": "cli", "producerctl": "ctl"}
@@ -160,6 +162,21 @@ def set_up(of: Environment = OWN) -> None:
         (of.folder / "stamp.new").replace(done)
 
 
+def set_up_fuzzing() -> Path:
+    """Return the folder of the fuzzer's packages, within `OWN`.  Exit if this machine has no wheel of them."""
+    folder = OWN.folder / "fuzz"
+    done = folder / "stamp"
+    if not done.exists() or done.read_text() != FUZZ_LOCK.read_text():
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [choose_pip(str(OWN.python)), "-m", "pip", "--python", str(OWN.python), "--disable-pip-version-check"]
+        what = ["--require-hashes", "--only-binary=:all:", "--no-deps", "--target", str(folder), "-r", str(FUZZ_LOCK)]
+        if run([*pip, "install", "--quiet", *what]):
+            print(f"./dev fuzz: skipped: atheris has no wheel for this Python {OURS} and machine", file=sys.stderr)
+            sys.exit(NOT_HERE)
+        done.write_text(FUZZ_LOCK.read_text())
+    return folder
+
+
 def choose_pip(python: str) -> str:
     """Return the Python whose pip can install for this one.
 
@@ -206,6 +223,7 @@ def write_locks(arguments: list[str]) -> int:
         DAEMON_LOCK: [*universal, "--extra=daemon", f"--constraint={OWN.lock}"],
         DEMO_LOCK: [*universal, "--extra=demo", f"--constraint={OWN.lock}"],
         SBOM_LOCK: ["--group=sbom", "--universal", f"--python-version={OLDEST_PYTHON}"],
+        FUZZ_LOCK: ["--group=fuzz", "--universal", f"--python-version={OLDEST_PYTHON}"],
     }
     for spark, of in LANES.items():
         asked[of.lock] = [f"--group=spark-{spark}", f"--python-version={of.version}"]
