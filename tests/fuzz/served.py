@@ -4,8 +4,8 @@
 
     python -m tests.fuzz.served NAME FOLDER SEED
 
-Half of the inputs are from the folder, and the others are such with a fault more.  Those of `wire` and `http` come over
-its socket and its door.  Those of `answer` and `cbor` are what a service answers to some of its requests, after it has
+Half of the inputs are from the folder, and the others are such with a byte changed.  For `wire` and `http` they come to
+its socket and its address.  For `answer` and `cbor` a service gives them as answers to some requests, after it has
 stored the records.  The last line is what happened, as a JSON object.
 """
 
@@ -37,7 +37,7 @@ PATIENCE_SECONDS: Final = 90.0
 SENDERS: Final = 4
 RECORDS_PER_SECOND: Final = 200.0
 ODD_ANSWERS: Final = 0.5
-LOOK_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 0.05
 _OF_SERVICE: Final = "answer", "cbor"
 
 
