@@ -431,6 +431,8 @@ def test_results_in_another_place_are_no_results(answer: bytes) -> None:
         (b"\x81\xa1\x67Records", b""),
         (b"\xa2\x67Records", b""),
         (b"\xa1\x47Records", b""),
+        (b"\xa1\x67Records\x81\x00", b""),  # behind the end of an answer
+        (b"\xa1\x67Records\x81\x01", b""),
     ],
 )
 @pytest.mark.parametrize("write", WRITERS[2:])

@@ -148,19 +148,19 @@ def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class _Form(NamedTuple):
-    """A format's reader, how it writes the result of a stored entry, what it puts between results, and the number 0."""
+    """A format's reader, how it writes a stored entry's result, what it puts between results, and 0 and 1."""
 
     loads: Callable[[bytes], Any]
     result: re.Pattern[bytes]
     separator: bytes
-    zero: bytes
+    numbers: tuple[bytes, bytes]
 
 
 _JSON: Final = _Form(
     orjson.loads,
     re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}'),
     separator=b",",
-    zero=b"0",
+    numbers=(b"0", b"1"),
 )
 _CBOR: Final = _Form(
     _loads_cbor,
@@ -170,7 +170,7 @@ _CBOR: Final = _Form(
         re.DOTALL,
     ),
     separator=b"",
-    zero=b"\0",
+    numbers=(b"\0", b"\1"),
 )
 _NAME: Final = re.compile(rb"[\w.-]+")
 
@@ -209,8 +209,10 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 return None
             if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
                 before = before.removesuffix(of_all) + head(LIST, 1)
-        if form.loads(b"%b%b%b" % (before, form.zero, answer[end:]))["Records"] != [0]:
-            return None
+        # Two numbers take the place of the results: bytes behind the end of an answer in CBOR do not count.
+        for number, written in enumerate(form.numbers):
+            if form.loads(b"%b%b%b" % (before, written, answer[end:]))["Records"] != [number]:
+                return None
     except (ValueError, KeyError, TypeError):
         return None
     results = np.frombuffer(answer, np.uint8, entries * width, at).reshape(entries, width)
