@@ -70,6 +70,7 @@ COMMANDS = {
     "soak": Command(
         "one thing again and again for minutes or hours, judged by what grows [NAME ..., --hours H, --json]",
         lambda arguments: become("tests.soak", arguments, variables()),
+    ),
     "fuzz": Command(
         "six parsers under inputs that coverage guides, then a real daemon [NAME ..., --inputs N, --seed S, --json]",
         lambda arguments: become("tests.fuzz", arguments, {**os.environ, "PYTHONPATH": str(set_up_fuzzing())}),

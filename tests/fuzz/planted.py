@@ -37,7 +37,7 @@ def a_piece_of_one_byte_is_dropped() -> None:
 
 
 def an_error_is_overlooked_where_a_shard_is_named() -> None:
-    read = answers._read_results
+    read: Callable[..., answers.Answer] = vars(answers)["_read_results"]
 
     def wrong(results: list[dict[str, Any]]) -> answers.Answer:
         return read([each if not each.get("ShardId") else {**each, "ErrorCode": None} for each in results])
