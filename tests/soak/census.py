@@ -45,10 +45,7 @@ class Census(NamedTuple):
 
 
 def take() -> Census:
-    """Count what this process holds, by a walk over every object that the garbage collector knows.
-
-    The first walk gives many objects a ``__dict__``, which takes some memory.
-    """
+    """Count what this process holds, by a walk over every object that the garbage collector knows."""
     gc.unfreeze()  # the daemon has frozen what it made at its start, also the collections that fill later
     gc.collect()
     known = gc.get_objects()
@@ -130,10 +127,14 @@ def ask(path: Path) -> Census:
 
 
 def _answer(listener: socket.socket) -> None:
+    """Answer each connection in a process of its own, because the walk leaves traces in the memory of its process."""
     while True:
         asking, _ = listener.accept()
         with asking:
-            asking.sendall(json.dumps(take()).encode())
+            if not (pid := os.fork()):
+                asking.sendall(json.dumps(take()).encode())
+                os._exit(0)
+            os.waitpid(pid, 0)
 
 
 # ---- what a soak must find
