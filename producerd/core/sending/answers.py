@@ -148,19 +148,19 @@ def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class _Form(NamedTuple):
-    """A format's reader, how it writes a stored entry's result, what it puts between results, and 0 and 1."""
+    """A format's reader, how it writes a stored entry's result, what it puts between results, and small numbers."""
 
     loads: Callable[[bytes], Any]
     result: re.Pattern[bytes]
     separator: bytes
-    numbers: tuple[bytes, bytes]
+    numbers: tuple[bytes, ...]
 
 
 _JSON: Final = _Form(
     orjson.loads,
     re.compile(rb'\{"SequenceNumber":"([0-9]{1,128})","ShardId":"([\w.-]{1,128})"\}'),
     separator=b",",
-    numbers=(b"0", b"1"),
+    numbers=(b"0", b"1", b"2", b"3"),
 )
 _CBOR: Final = _Form(
     _loads_cbor,
@@ -170,7 +170,7 @@ _CBOR: Final = _Form(
         re.DOTALL,
     ),
     separator=b"",
-    numbers=(b"\0", b"\1"),
+    numbers=(b"\0", b"\1", b"\2", b"\3"),
 )
 _NAME: Final = re.compile(rb"[\w.-]+")
 
@@ -209,11 +209,13 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 return None
             if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
                 before = before.removesuffix(of_all) + head(LIST, 1)
-        # Two numbers take the place of the results: bytes behind the end of an answer in CBOR do not count.
-        for number, written in enumerate(form.numbers):
-            if form.loads(b"%b%b%b" % (before, written, answer[end:]))["Records"] != [number]:
-                return None
-    except (ValueError, KeyError, TypeError):
+        # A number takes the place of the results.  One that is not before them: cbor2 ignores what is behind an answer.
+        number = 0
+        while form.numbers[number] in before:
+            number += 1
+        if form.loads(b"%b%b%b" % (before, form.numbers[number], answer[end:]))["Records"] != [number]:
+            return None
+    except (ValueError, LookupError, TypeError):
         return None
     results = np.frombuffer(answer, np.uint8, entries * width, at).reshape(entries, width)
     numbers, shards = (slice(first.start(group) - at, first.end(group) - at) for group in (1, 2))
