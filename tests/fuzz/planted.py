@@ -15,12 +15,7 @@ from producerd.core.sending import answers
 from producerd.runtime import admin
 from producerd.runtime.aws import connection
 from producerd.wire import messages
-
-
-def put(owner: Any, name: str, wrong: Any) -> None:
-    """Set the wrong value.  A name that is not there would plant nothing."""
-    assert hasattr(owner, name), f"{owner} has no {name}"
-    setattr(owner, name, wrong)
+from tests.faults.planted import put
 
 
 def an_acknowledgement_is_not_checked() -> None:

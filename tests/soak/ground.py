@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 import tempfile
@@ -41,17 +40,17 @@ class Ground:
         self.told: Callable[[], Mapping[str, float]] = dict
         self.daemon: DaemonProcess
         self._leaks = leaks
-        self._lives = itertools.count()
+        self._census = folder / "census"
         self._writers = ThreadPoolExecutor(len(STREAMS))
 
     def start_daemon(self, *options: str, **sets: Any) -> None:
         """Start a daemon, or its next life, and wait until it serves."""
         self.socket.parent.mkdir(exist_ok=True)
-        self._census = self.folder / f"census-{next(self._lives)}"
+        self._census.unlink(missing_ok=True)
         own = {f'streams."{name}".{key}': value for name, of in STREAMS.items() for key, value in of.items()}
         self.daemon = DaemonProcess(
             self.folder,
-            {"endpoint_url": self.service.url, **({} if options else own), **sets},
+            {"endpoint_url": self.service.url, **own, **sets},
             {**self.environ, "AWS_CA_BUNDLE": str(self.service.certificate)},
             socket_path=self.socket,
             prefix=[sys.executable, "-m", "tests.soak.census", str(self._census), ",".join(self._leaks)],

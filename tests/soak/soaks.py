@@ -19,8 +19,9 @@ from spark_client import KinesisClient
 from tests.daemon import until
 from tests.faults.credentials import NO_VARIABLES, KeysEndpoint
 from tests.faults.scenarios.shards import Owner
+from tests.faults.spark_job import lacks
 from tests.soak.ground import STREAMS, Ground, keys_from
-from tests.soak.spark_job import SparkQuery, lacks
+from tests.soak.spark_job import SparkQuery
 
 Repeat = Callable[[], int]
 KEYS: Final = 8_192

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from producerd.demo.children import Child, Children, take_stdout
-from tests.faults.spark_job import environment, lacks
+from tests.faults.spark_job import environment
 from tests.faults.watch import look
 from tests.spark.processes import descendants
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
-
-__all__ = ["SparkQuery", "lacks"]
 
 ROWS_OF_A_BATCH: Final = 2_000
 KEPT_BATCHES: Final = 10

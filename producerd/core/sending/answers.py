@@ -209,7 +209,7 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 return None
             if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
                 before = before.removesuffix(of_all) + head(LIST, 1)
-        # A number takes the place of the results.  One that is not before them: cbor2 ignores what is behind an answer.
+        # A number that does not occur before the results takes their place: cbor2 ignores bytes behind an answer's end.
         number = 0
         while form.numbers[number] in before:
             number += 1

@@ -25,6 +25,30 @@
 {{- dict "producerd.toml" .Values.config | toYaml }}
 {{- end }}
 
+{{/* What the DaemonSet's pods and the check before an upgrade share: the account, and the nodes. */}}
+{{- define "producerd.onNodes" -}}
+serviceAccountName: {{ include "producerd.serviceAccountName" . }}
+# AWS's credentials come by a token of their own. The daemon asks nothing of Kubernetes.
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.daemonset.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.daemonset.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.daemonset.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "producerd.configVolume" -}}
 - name: producerd-config
   downwardAPI:
