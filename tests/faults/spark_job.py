@@ -34,6 +34,8 @@ STREAMS: Final = ("plain", "packed", "ordered")
 SENDER: Final = 5_000
 """The number of the sender as whom the query's rows are made."""
 SHAPE: Final = Shape()
+HOLD: Final = "hold"
+"""While the query's folder has a file of this name, the function that has written a batch does not return."""
 START_SECONDS: Final = 300.0
 END_SECONDS: Final = 300.0
 """How long a batch may take on a machine that runs all the tests at once."""
@@ -48,7 +50,7 @@ class SparkJob:
         self.left_out = 0
         self._begun = 0
         self._ended: list[int] = []
-        self._children, self._work, self._guard = children, work, guard
+        self._children, self._work, self._guard, self._hold = children, work, guard, work / HOLD
         self._arguments = ["-m", "tests.faults.spark_job", str(work), str(socket), str(seed)]
         self._child: Child = self._start(2)
 
@@ -66,6 +68,7 @@ class SparkJob:
             while self.hear(1.0):
                 pass
         self.failure = ""
+        self._hold.unlink(missing_ok=True)
         if forgets:  # of which the JVM would add to them
             until(lambda: not [process.kill() for process in of_session(self._child.process.pid)])
         for log in forgets:
@@ -112,11 +115,19 @@ class SparkJob:
             self.failure = self.failure or f"{error}\n{error.tail}"
         return word
 
+    def hold(self) -> None:
+        """Have a batch end that Spark doesn't commit: the function that wrote it doesn't return."""
+        self._hold.touch()
+        self._hear_until("held")
+
     def stop(self) -> None:
         """Have it end its batch, and then itself."""
         self._child.tell("stop")
+        self._hear_until("stopped")
+
+    def _hear_until(self, word: str) -> None:
         deadline = time.monotonic() + END_SECONDS
-        while not self.failure and self.hear(0.1) != "stopped":
+        while not self.failure and self.hear(0.1) != word:
             if time.monotonic() > deadline:
                 self.failure = f"batch {self._begun - 1} has not ended within {END_SECONDS:g} s"
 
@@ -187,6 +198,9 @@ def main(work: Path, socket: str, seed: int, cores: int, guard: str | None = Non
                 fail(error)
                 raise
             print(f"ended {batch_id} {result.left_out}", file=told)
+            if (work / HOLD).exists():
+                print("held", file=told)
+                threading.Event().wait()
 
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_OF_A_BATCH)
     rows = numbers.load().select("value")

@@ -10,6 +10,7 @@ from typing import Final
 from tests.faults.credentials import NO_VARIABLES, KeysEndpoint, KeysFile, accept
 from tests.faults.oracle import Law
 from tests.faults.scenarios import scenario
+from tests.faults.scenarios.processes import REPLAYS
 from tests.faults.scenarios.shards import owners, reshard
 from tests.faults.stage import Stage, wait_for
 
@@ -100,6 +101,7 @@ def expiring_keys(stage: Stage) -> None:
     "every key expires after 8 s; for 40 s the container's endpoint never answers, and then a daemon starts",
     environ=NO_VARIABLES,
     around=keys_of_a_container,
+    exempt=REPLAYS,
     patient=True,
 )
 def hung_renewal(stage: Stage) -> None:

@@ -25,9 +25,11 @@ def replay(stage: Stage) -> None:
         guard = (stage.folder / "guard").as_uri()
         job = spark_job.SparkJob(children, stage.folder / "spark", stage.socket, stage.seed, guard)
         for turn in stage.times(20, 3):
-            job.wait_for(job.ended + 1)
-            if turn % 2:  # otherwise before Spark has committed the batch, which is then repeated whole
+            if turn % 2:
+                job.wait_for(job.ended + 1)
                 stage.wait_a_while(0.0, 1.5)
+            else:  # the batch is repeated whole
+                job.hold()
             forgets = ("offsets", "commits") if turn % 4 == 3 else ()
             job.kill_and_start_again((2, 4, 4, 2)[turn % 4], forgets=forgets)
         job.wait_for(job.ended + 2)
