@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -20,14 +21,14 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SIZED: Final = (dict, list, set, collections.deque, bytearray)
 OURS: Final = ("producerd.", "spark_client.")
 DEEPEST: Final = 6
-"""Containers around a container, at most, up to the object that owns them."""
+"""Collections around a collection, at most, whose contents are told apart."""
 ANSWER_SECONDS: Final = 60.0
 
 
@@ -51,11 +52,10 @@ def take() -> Census:
     known = gc.get_objects()
     bounded = {id(item) for each in known if _is_bounded(each) for item in each}
     objects = Counter(_name(type(each)) for each in known if _is_counted(type(each)) and id(each) not in bounded)
-    owners = _owners(known, {id(known), id(bounded)})
     elements = Counter[str]()
-    for child, owner in owners.values():
+    for child, place in _places(known, {id(known), id(bounded)}):
         if not _is_bounded(child) and id(child) not in bounded:
-            elements[_label(child, owner, owners)] += len(child)
+            elements[place] += len(child)
     return Census(sys.getallocatedblocks(), dict(objects), dict(elements))
 
 
@@ -71,44 +71,57 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _owners(known: list[Any], own: set[int]) -> dict[int, tuple[Any, Any]]:
-    """Return each collection, except this walk's own, with an object that refers to it, by the collection's id.
+def _places(known: list[Any], own: set[int]) -> list[tuple[Any, str]]:
+    """Return each collection, except this walk's own, with its place in words.
 
-    A collection that several objects share has the same owner each time: one of our classes or a module, if it can.
+    A collection that several objects share has the same place in each walk: the one that is the fewest steps away from
+    an object, and of these one of our classes or a module, if there is one.
     """
-    owners: dict[int, tuple[Any, Any]] = {}
-    for owner in sorted(known, key=_rank):
-        if id(owner) not in own and not isinstance(owner, types.FrameType):
-            for child in gc.get_referents(owner):
-                if isinstance(child, SIZED) and id(child) not in own:
-                    owners.setdefault(id(child), (child, owner))
-    return owners
+    found: list[tuple[Any, str]] = []
+    seen = set(own)
+
+    def add(child: Any, place: str) -> None:
+        if isinstance(child, SIZED) and id(child) not in seen:
+            seen.add(id(child))
+            found.append((child, place))
+
+    for owner in sorted((each for each in known if not isinstance(each, (*SIZED, types.FrameType))), key=_rank):
+        children = gc.get_referents(owner)
+        attributes = _dict_of(owner)
+        if any(child is attributes for child in children):
+            children += gc.get_referents(attributes)
+        for child in children:
+            if isinstance(child, SIZED) and id(child) not in seen:
+                add(child, _place(child, owner))
+    for child, place in found:  # which grows meanwhile
+        if place.count("[]") < DEEPEST:
+            for inner in gc.get_referents(child):
+                add(inner, f"{place}[]")
+    for each in known:
+        add(each, "(no owner)")
+    return found
 
 
-def _rank(owner: Any) -> tuple[bool, bool, int]:
-    return not _is_counted(type(owner)), not isinstance(owner, types.ModuleType), id(owner)
+def _rank(owner: Any) -> tuple[bool, bool, str]:
+    return not _is_counted(type(owner)), not isinstance(owner, types.ModuleType), _name(type(owner))
 
 
-def _label(child: Any, owner: Any, owners: dict[int, tuple[Any, Any]]) -> str:
-    """Return the place of a collection in words."""
-    inner = ""
-    for _ in range(DEEPEST):
-        if not isinstance(owner, SIZED) or id(owner) not in owners:
-            break
-        above = owners[id(owner)][1]
-        if getattr(above, "__dict__", None) is owner:
-            owner = above
-            break
-        child, owner, inner = owner, above, inner + "[]"
+def _place(child: Any, owner: Any) -> str:
     if isinstance(owner, types.CoroutineType | types.GeneratorType | types.AsyncGeneratorType):
-        return f"{owner.__qualname__}(){inner}"
+        return f"{owner.__qualname__}()"
     place = owner.__name__ if isinstance(owner, types.ModuleType) else _name(type(owner))
     attribute = next((name for name, value in _attributes(owner) if value is child), "*")
-    return f"{place}.{attribute}{inner}"
+    return f"{place}.{attribute}"
+
+
+def _dict_of(owner: Any) -> Mapping[str, Any]:
+    with contextlib.suppress(AttributeError):
+        return object.__getattribute__(owner, "__dict__")  # type: ignore[no-any-return]  # whatever its class makes of it
+    return {}
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(owner, "__dict__", {}).items()
+    yield from _dict_of(owner).items()
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
