@@ -490,6 +490,19 @@ def test_while_a_doubted_map_cannot_be_read_aggregates_are_not_believed_and_plai
 
 
 @pytest.mark.promise("after-long-silence-aggregate")
+def test_rows_that_wait_for_a_doubted_map_go_on_as_soon_as_it_is_read() -> None:
+    desk = Desk(even_map(1), aggregate=True)
+    desk.now += 60.0
+    desk.map_failed(Code.UNREACHABLE, "no answer")
+    desk.put(spread(10)).stored()
+    desk.queue(spread(10))
+    assert desk.try_send() is None
+    desk.set_map(even_map(1))
+    desk.send().stored()
+    assert desk.is_empty()
+
+
+@pytest.mark.promise("after-long-silence-aggregate")
 def test_an_answer_that_was_long_on_its_way_does_not_shorten_the_silence_after_it() -> None:
     desk = Desk(even_map(1), aggregate=True)
     sent = desk.put(spread(10))

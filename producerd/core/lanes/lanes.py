@@ -193,8 +193,18 @@ class Lanes:
         self._rules = rules
         for lane in self._lanes.values():
             lane.set_rules(self._aggregate_bytes(lane.shard), shard_rate_fraction, now)
+        self._look_again()
+
+    def map_came(self) -> None:
+        """End the waits of all lanes for a map."""
+        for lane in self._lanes.values():
+            lane.map_came()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Line up the lanes that wait for a time, because they may send sooner now."""
         held, self._held = self._held, []
-        for _, _, lane in held:  # they may send sooner now
+        for _, _, lane in held:
             self._listed.remove(lane)
             self.line_up(lane)
 

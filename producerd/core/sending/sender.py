@@ -252,8 +252,8 @@ class Sender:
         was_blind = self.known.is_blind
         self.known.learn_map(shard_map, now, asked_at=asked_at, in_flight=self.in_flight)
         self.lanes.follow_map(shard_map)
-        for lane in self.lanes if was_blind else ():
-            lane.map_came()
+        if was_blind:
+            self.lanes.map_came()
         self.strays.decide_all(now)
         if self.strays.next_time < inf or any(lane.map_until is not None for lane in self.lanes):
             self.known.want()
