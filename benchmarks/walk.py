@@ -258,6 +258,9 @@ class _Walk:
         self.counter.go_on()
         return parse_answer(body, entries)
 
+    def await_until(self, request: EncodedRequest, at: float) -> None:
+        raise NotImplementedError
+
     async def list_shards(self, address: Mapping[str, str]) -> list[dict[str, Any]] | RequestFailed:
         raise NotImplementedError
 

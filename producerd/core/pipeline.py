@@ -290,9 +290,9 @@ class Pipeline:
         """Note that a request is cut into entries.  Rows that did not fit return to the front of their lanes."""
         self.sender.encoded(request, encoded, now)
 
-    def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
-        """End a request: settle its rows, or put them back."""
-        self.sender.complete(request, outcome, now)
+    def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> list[Request]:
+        """End a request: settle its rows, or put them back.  Returns the requests whose time-outs it cut."""
+        return self.sender.complete(request, outcome, now)
 
     # ---- the shard map
 

@@ -241,7 +241,9 @@ class Dispatcher:
             log.exception("a request could not be made", stream=stream.name, records=request.records, exc_text=False)
             outcome = RequestFailed(Code.INTERNAL, "the daemon failed; see its log", request.encoded is not None)
         finally:
-            stream.pipeline.complete(request, outcome, self._loop.time())
+            for late in stream.pipeline.complete(request, outcome, self._loop.time()):
+                assert late.encoded is not None
+                self._kinesis[stream].await_until(late.encoded, late.sent_at + late.timeout_seconds)
             for other in self._held_back:  # first, as they had to wait
                 self.look_at(other)
             self._held_back.clear()

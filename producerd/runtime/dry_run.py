@@ -170,6 +170,9 @@ class DryRun(Stream):
         self._shards.update({name: int(count) for name, count in zip(names, rows, strict=True) if name})
         return _answer(sent, request, names)
 
+    def await_until(self, request: EncodedRequest, at: float) -> None:
+        """Do nothing: no answer comes late."""
+
     # ---- what it found
 
     def figures(self, stream_id: int) -> messages.Figures:

@@ -83,3 +83,6 @@ class Kinesis(Protocol):
         self, address: Address, request: EncodedRequest, timeout_seconds: float
     ) -> Answer | RequestFailed:
         """Send a PutRecords whose body is already encoded, and return its answer within ``timeout_seconds``."""
+
+    def await_until(self, request: EncodedRequest, at: float) -> None:
+        """Wait for the answer to a request that is on its way only until this time of the loop."""

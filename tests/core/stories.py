@@ -297,16 +297,17 @@ class Sent:
     def stored(self, shard_id: str = "shard-0") -> None:
         self.answer([{"SequenceNumber": "1", "ShardId": shard_id}] * len(self.entries))
 
-    def stored_as_predicted(self) -> None:
+    def stored_as_predicted(self) -> list[Request]:
         table, lanes = self.request.lanes, self.encoded.lanes.tolist()
-        self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id} for lane in lanes])
+        return self.answer([{"SequenceNumber": "1", "ShardId": table[lane].shard.shard_id} for lane in lanes])
 
     def throttle(self, entries: set[int]) -> None:
         self.answer([SLOW_DOWN if i in entries else GOOD for i in range(len(self.entries))])
 
-    def answer(self, results: list[dict[str, Any]]) -> None:
+    def answer(self, results: list[dict[str, Any]]) -> list[Request]:
+        """Answer it.  Returns the requests whose time-outs that cut."""
         body = json.dumps({"FailedRecordCount": 0, "Records": results}).encode()
-        self.desk.pipeline.complete(self.request, parse_answer(body, len(self.entries)), self.desk.now)
+        return self.desk.pipeline.complete(self.request, parse_answer(body, len(self.entries)), self.desk.now)
 
     def fail(self, failed: RequestFailed) -> None:
         self.desk.pipeline.complete(self.request, failed, self.desk.now)

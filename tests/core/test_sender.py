@@ -63,7 +63,7 @@ TTL = 20.0
 # ---- record_ttl_seconds
 
 
-def sort_and(do: Callable[[Sent], None]) -> Callable[[Desk], None]:
+def sort_and(do: Callable[[Sent], object]) -> Callable[[Desk], None]:
     def move(desk: Desk) -> None:
         desk.sort()
         do(desk.send())
@@ -235,7 +235,7 @@ def test_the_last_error_is_forgotten_when_a_request_is_stored_whole() -> None:
     ids=["in an aggregate", "by a whole request", "that may have been stored before"],
 )
 def test_all_throttled_rows_fail_where_that_is_wanted(
-    rules: dict[str, Any], answers: list[Callable[[Sent], None]], end: tuple[Outcome, str, bool]
+    rules: dict[str, Any], answers: list[Callable[[Sent], object]], end: tuple[Outcome, str, bool]
 ) -> None:
     desk = Desk(fail_if_throttled=True, **rules)
     frame = desk.queue(5)
@@ -259,13 +259,13 @@ def test_other_failures_and_whole_requests_that_are_throttled_are_tried_again_al
 # ---- possible duplicates
 
 
-CAUSES: dict[str, Callable[[Sent], None]] = {
+CAUSES: dict[str, Callable[[Sent], object]] = {
     "timeout": lambda sent: sent.fail(TIMED_OUT),
     "connection": lambda sent: sent.fail(LOST),
     "service": lambda sent: sent.fail(SERVICE_FAULT),
     "result_count": lambda sent: sent.answer([GOOD] * 4),
 }
-NOT_STORED: dict[str, Callable[[Sent], None]] = {
+NOT_STORED: dict[str, Callable[[Sent], object]] = {
     "refused connection": lambda sent: sent.fail(UNSENT),
     "throttled request": lambda sent: sent.fail(RequestFailed("ThrottlingException", "slow down", maybe_stored=False)),
     "throttled rows": lambda sent: sent.answer([SLOW_DOWN] * 5),
@@ -582,6 +582,20 @@ def test_after_an_outage_a_request_that_is_out_for_long_takes_nothing_of_the_win
     (single,) = desk.send_all()
     single.stored_as_predicted()
     assert len(desk.send_all()) == 2, "the window has doubled"
+
+
+def test_after_an_outage_what_was_sent_in_it_waits_no_longer_than_a_first_attempt() -> None:
+    desk = Desk(even_map(8), request_max_records=1)
+    desk.put(spread(16)).fail(TIMED_OUT)
+    while not desk.in_outage():
+        desk.send_when_due().fail(TIMED_OUT)
+    while not (lost := desk.send_when_due()).request.timeouts:
+        lost.fail(TIMED_OUT)
+    long_seconds = lost.request.timeout_seconds
+    passing, later = desk.send_when_due(), desk.send_when_due()
+    assert passing.stored_as_predicted() == [lost.request]
+    assert 1.9 * lost.request.timeout_seconds < long_seconds < later.request.timeout_seconds * 2.1
+    assert later.stored_as_predicted() == []
 
 
 # ---- when to look again

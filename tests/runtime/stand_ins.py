@@ -41,6 +41,7 @@ class StandInKinesis:
         self.waiting: list[asyncio.Event] = []
         self.raises: Exception | None = None
         self.fails: RequestFailed | None = None
+        self.cut: list[tuple[EncodedRequest, float]] = []  # what it was to await only until a time
         self.put: Callable[[], object] = lambda: None  # called with each request
         self.readied = self.getting_ready = self.requests = self.records = 0
         self.asked: list[tuple[Address, bool]] = []
@@ -69,6 +70,9 @@ class StandInKinesis:
         self.records += request.entries
         results = b",".join([b'{"ShardId":"s"}'] * request.entries)
         return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
+
+    def await_until(self, request: EncodedRequest, at: float) -> None:
+        self.cut.append((request, at))
 
     async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
         return DENIED

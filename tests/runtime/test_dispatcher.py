@@ -23,6 +23,7 @@ from producerd.core.rows import sorting
 from producerd.core.rows.frame import Frame
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.backoff import RetryPolicy
+from producerd.core.sending.requests import Request
 from producerd.core.turn import take
 from producerd.errors import Code, Outcome
 from producerd.runtime.dispatcher import Dispatcher
@@ -69,10 +70,10 @@ class Bench:
         self.completed: Counter[int] = Counter()
         complete = self.stream.pipeline.complete
 
-        def count(request: Any, outcome: Any, now: float) -> None:
+        def count(request: Any, outcome: Any, now: float) -> list[Request]:
             self.completed[id(request)] += 1
             self._kept.append(request)
-            complete(request, outcome, now)
+            return complete(request, outcome, now)
 
         self._kept: list[Any] = []  # so that no identity is used twice
         self.stream.pipeline.complete = count  # type: ignore[method-assign]
@@ -269,6 +270,26 @@ async def test_a_transport_that_raises_fails_rows_and_not_the_daemon() -> None:
     assert logs[0] == {**told, "exc_info": True, "exc_text": False}
     assert {line["event"] for line in logs} == {"a request could not be made"}
     assert {(line.code, line.maybe_stored) for line in frame.result().codes} == {(Code.INTERNAL, True)}
+
+
+async def test_a_request_whose_time_out_is_cut_is_awaited_only_until_then() -> None:
+    async with bench() as on:
+        on.kinesis.holds = True
+        for _ in range(2):
+            on.submit(rows(4))
+            await until_on_loop(lambda: len(on.kinesis.waiting) == len(on.frames))
+        late, _ = on.stream.pipeline.sender.in_flight
+        complete = on.stream.pipeline.complete
+
+        def cutting(request: Request, outcome: Any, now: float) -> list[Request]:
+            complete(request, outcome, now)
+            return [late] if request is not late else []
+
+        on.stream.pipeline.complete = cutting  # type: ignore[method-assign]
+        for event in reversed(on.kinesis.waiting):
+            event.set()
+        await on.until_finished()
+    assert on.kinesis.cut == [(late.encoded, late.sent_at + late.timeout_seconds)]
 
 
 async def test_what_one_stream_has_on_its_way_holds_another_back_no_longer_than_that_lasts() -> None:

@@ -29,6 +29,7 @@ from producerd.runtime.aws.kinesis import MAX_PAGES, AioKinesis, most_answer_byt
 from producerd.runtime.kinesis import StreamSummary
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import serve
+from tests.daemon import until_on_loop
 from tests.runtime.aws.reaching import BODY, FLIGHTS, fails, reached, reaching, request_of, stores
 from tests.runtime.odd_answers import variants
 from tests.runtime.recording import recording, signed_headers
@@ -128,6 +129,22 @@ async def test_what_the_service_does_comes_back_as_a_value(
             assert (read.code, read.maybe_stored) == (code, False)
         fake.standing.clear()
         await stores(kinesis)
+
+
+async def test_the_time_until_which_an_answer_is_awaited_may_come_nearer() -> None:
+    fake, request, now = FakeKinesis(), request_of(), asyncio.get_running_loop().time
+    fake.create_stream("flights")
+    fake.standing.append(Fault("hang", action="*"))
+    async with serve(fake) as server, reaching(server.url) as kinesis:
+        putting = asyncio.ensure_future(kinesis.put_records(FLIGHTS, request, 300))
+        await until_on_loop(lambda: server.in_flight == 1)
+        kinesis.await_until(request, now())
+        kinesis.await_until(request, now())
+        failed = await putting
+        assert isinstance(failed, RequestFailed)
+        assert failed.timed_out
+        assert failed.message.startswith("no answer within 0.")
+        kinesis.await_until(request, now())
 
 
 async def test_all_pages_of_a_listing_are_read() -> None:

@@ -32,6 +32,7 @@ from tests.simulation.laws import LawBroken, Laws, laws_named
 from tests.simulation.setting import ADDRESS, STREAM, make_rules
 from tests.simulation.shard_watch import ShardWatch, error_of
 
+TIMED_OUT: Final = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
 INLINE_ROWS: Final = 500
 """Most rows of a job or request that the loop thread works on itself, as the dispatcher has it."""
 WORKER_SECONDS: Final = 0.002
@@ -302,8 +303,7 @@ class Simulation(Events):
             self._answer_after(0.01, request, RequestFailed(Code.UNREACHABLE, "connection refused", maybe_stored=False))
             return
         sent_at = self.now
-        timed_out = RequestFailed(Code.UNREACHABLE, "timed out", maybe_stored=True, timed_out=True)
-        self._answer_after(request.timeout_seconds, request, timed_out)
+        self._answer_after(request.timeout_seconds, request, TIMED_OUT)
         self.after(self.random.uniform(*self.arrival_seconds), lambda: self.arrive(request, encoded, sent_at))
 
     def arrive(self, request: Request, encoded: EncodedRequest, sent_at: float) -> None:
@@ -333,7 +333,8 @@ class Simulation(Events):
         if isinstance(outcome, RequestFailed):
             self.maybe_stored_requests += outcome.maybe_stored
         self.laws.request_is_answered(outcome, self.now)
-        self.pipeline.complete(request, outcome, self.now)
+        for late in self.pipeline.complete(request, outcome, self.now):
+            self._answer_after(max(0.0, late.sent_at + late.timeout_seconds - self.now), late, TIMED_OUT)
 
 
 def _rows_of_entries(request: Request, encoded: EncodedRequest) -> Iterator[list[tuple[bytes, int]]]:

@@ -1,7 +1,8 @@
 """The requests of a stream that are on their way, and whether one more may be sent.
 
 A request that has waited for long should hold back others as little as possible: its lanes share no further requests
-with other shards.  While no request succeeds at all, it no longer counts and others may be sent in its place.
+with other shards.  While no request succeeds at all, it no longer counts and others may be sent in its place.  Once one
+of these succeeds, those that were sent before it are probably lost: they wait no longer than a first attempt does.
 """
 
 from __future__ import annotations
@@ -188,6 +189,15 @@ class InFlight:
                     lane.passed_over()
                 lanes += each.lanes
         return lanes
+
+    def overtaken(self, sent_at: float) -> list[Request]:
+        """Return the requests sent before this time, with the time-out of first attempts: a later one has succeeded."""
+        overtaken = []
+        for each in self._requests:
+            if each.encoded is not None and each.sent_at < sent_at:
+                each.wait_at_most(self._policy.timeout(len(each.encoded.body), 0))
+                overtaken.append(each)
+        return overtaken
 
     def request_answered(self, request: Request, now: float) -> None:
         """Note a request's answer.  Lanes that were alone and answer in time may share requests again."""

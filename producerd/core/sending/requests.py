@@ -71,6 +71,10 @@ class Request:
         """Note that it is encoded and on its way."""
         self.encoded, self.sent_at, self.timeout_seconds = encoded, sent_at, timeout_seconds
 
+    def wait_at_most(self, timeout_seconds: float) -> None:
+        """Shorten its time-out to this, if it is longer."""
+        self.timeout_seconds = min(self.timeout_seconds, timeout_seconds)
+
     def slowed(self) -> None:
         """Note that it has waited for long: one of its shards holds back the rows of the others."""
         self.slow = True

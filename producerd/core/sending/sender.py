@@ -202,8 +202,9 @@ class Sender:
         self.aside.requeue(back)
         self.lanes.released(left_out)
 
-    def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> None:
-        """End a request: settle its rows, or let them wait again."""
+    def complete(self, request: Request, outcome: Answer | RequestFailed, now: float) -> list[Request]:
+        """End a request: settle its rows, or let them wait again.  Returns the requests whose time-outs it cut."""
+        nothing_passed = self.in_flight.nothing_passes
         apart = self.aside.no_longer_apart(request.pieces)
         self.in_flight.remove_request(request)
         encoded = request.encoded
@@ -220,6 +221,8 @@ class Sender:
         self.aside.let_go(apart)
         if self.aside.due < inf:
             self._bring_back(now)
+        recovers = nothing_passed and not self.in_flight.nothing_passes
+        return self.in_flight.overtaken(request.sent_at) if recovers else []
 
     # ---- rows that wait outside of the lanes
 

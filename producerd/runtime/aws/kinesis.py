@@ -7,6 +7,7 @@ bodies of PutRecords, which botocore never sees.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -62,6 +63,7 @@ class AioKinesis:
     def __init__(self, client: AwsClient, executor: Executor) -> None:
         self._client = client
         self._executor = executor
+        self._timeouts: dict[int, asyncio.Timeout] = {}  # by the id of the body that is on its way
 
     async def ready(self) -> None:
         with suppress(Exception):  # botocore raises anything that keeps a client from being made
@@ -83,6 +85,11 @@ class AioKinesis:
         if len(answer) <= SMALL_ANSWER_BYTES:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+
+    def await_until(self, request: EncodedRequest, at: float) -> None:
+        timeout = self._timeouts.get(id(request.body))
+        if timeout is not None and not timeout.expired():
+            timeout.reschedule(at)
 
     async def list_shards(self, address: Address) -> list[dict[str, Any]] | RequestFailed:
         first = {**address, "ShardFilter": {"Type": "AT_LATEST"}}
@@ -166,21 +173,26 @@ class AioKinesis:
     async def _ask_once(
         self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None
     ) -> _T | RequestFailed:
-        offset = self._client.clock.offset
+        offset, began = self._client.clock.offset, time.monotonic()
         if sending is not None:
             sending.begin()
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(timeout_seconds) as timeout:
+                if sending is not None:
+                    self._timeouts[id(sending.body)] = timeout
                 answer = await ask()
         except Exception as error:  # botocore's parser raises anything at an answer that is not AWS's
-            written = sending is not None and sending.body_written
+            written, seconds = sending is not None and sending.body_written, time.monotonic() - began
             if isinstance(error, TimeoutError) and self._client.credentials.are_awaited and not written:
-                text = f"no credentials within {timeout_seconds:.1f} s, and their source is still asked"
+                text = f"no credentials within {seconds:.1f} s, and their source is still asked"
                 return RequestFailed(CREDENTIALS_AWAITED, text, maybe_stored=False)
             if isinstance(error, TimeoutError):
-                text = f"no answer within {timeout_seconds:.1f} s"
+                text = f"no answer within {seconds:.1f} s"
                 return RequestFailed(Code.UNREACHABLE, text, maybe_stored=written, timed_out=written)
             return self._refused(error, failure_of(error, body_written=written), offset)
+        finally:
+            if sending is not None:
+                self._timeouts.pop(id(sending.body), None)
         self._client.note_answer()
         return answer
 
