@@ -17,6 +17,8 @@ SAMPLES: Final = 240
 LEAST_SAMPLES: Final = round(BLOCKS / (1 - WARM_UP)) + 1
 """Samples that a run waits for, also beyond its time."""
 LEAST_PERIOD_SECONDS: Final = 2.0
+REST: Final = 3
+"""Times that a sample takes, from its beginning to the next one's."""
 SETTLE_SECONDS: Final = 0.3
 """Time between the last answer and a sample, in which sessions end and connections close."""
 MONTH_HOURS: Final = 30 * 24
@@ -91,7 +93,7 @@ def run(name: str, soak: Soak, hours: float, say: Callable[[str], None], leaks: 
             if now >= next_at:
                 time.sleep(SETTLE_SECONDS)
                 samples.append(Sample((now - began) / 3_600, done, held.sample()))
-                next_at = now + period
+                next_at = now + max(period, REST * (time.monotonic() - now))
             if now >= said_at + SAY_SECONDS:
                 said_at = now
                 rss = samples[-1].values["daemon rss_bytes"] / 2**20

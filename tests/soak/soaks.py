@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,8 @@ KEYS: Final = 8_192
 SOME: Final = keys_from(0, 200)
 HANG: Final = {"kind": "hang", "action": "PutRecords"}
 THROTTLE: Final = {"kind": "throttle"}
+AT_ONCE: Final = 16
+"""Clients that come and go side by side."""
 STORM_SECONDS: Final = 1.5
 STEPS: Final = 5
 """Reshards of each stream before rows follow, for which the daemon must read the list of shards again."""
@@ -124,13 +127,12 @@ def throttling_storms(ground: Ground) -> Iterator[Repeat]:
 def reconnects(ground: Ground) -> Iterator[Repeat]:
     ground.start_daemon()
 
-    def repeat() -> int:
-        for stream in STREAMS:
-            with KinesisClient(stream, socket=str(ground.socket)) as client:
-                client.put(b"data", "key")
-        return len(STREAMS)
+    def come_and_go(stream: str) -> None:
+        with KinesisClient(stream, socket=str(ground.socket)) as client:
+            client.put(b"data", "key")
 
-    yield repeat
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield lambda: sum(1 for _ in pool.map(come_and_go, [*STREAMS] * AT_ONCE))
 
 
 @soak("reloads, of which every second one is refused", "reloads")
