@@ -21,7 +21,7 @@ from producerd.core.rows.frame import Frame, RowEnd
 from producerd.core.rows.job import MAYBE_CAUSES, Job
 from producerd.core.rows.spans import Span, records_of, runs_of
 from producerd.core.shards.hash_keys import I32
-from producerd.core.stats import FEW_VALUES, StreamStats
+from producerd.core.stats import StreamStats
 from producerd.errors import Code, Outcome
 from producerd.wire.columns import FRAME_CHARGE_BYTES
 
@@ -95,6 +95,7 @@ class Ledger:
         """Move the charge of sorted rows from their frames' own buffers to the span buffers."""
         charge_bytes = job.charge_bytes + sum([buffer.charge_bytes for buffer in job.buffers])
         self.budget.release(0, sum([frame.row_charge_bytes for frame in job.frames]) - charge_bytes)
+        job.count_frames()
         for frame in job.frames:
             del self.sorting[frame]
             frame.release_rows()
@@ -201,16 +202,15 @@ class Ledger:
             stored.setdefault(job, []).append(where)
         # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
-            if len(job.frames) > FEW_VALUES:
+            if job.unsettled is not None:
                 counts = job.count_by_frame(*runs)
                 places = counts.nonzero()[0]
                 delivery_seconds.observe_each(now - job.accepted_at[places], counts[places])
-                pieces = job.counted(counts)
-            else:
-                pieces = job.records_by_frame(*runs)
-                for frame, records in pieces:
-                    delivery_seconds.observe(now - frame.accepted_at, records)
-            for frame, records in pieces:
+                for frame in job.store_by_frame(counts, job.unsettled):
+                    self._finish(frame)
+                continue
+            for frame, records in job.records_by_frame(*runs):
+                delivery_seconds.observe(now - frame.accepted_at, records)
                 frame.store(records)
                 if not frame.unsettled:
                     self._finish(frame)

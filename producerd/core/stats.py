@@ -23,9 +23,6 @@ REQUEST_BYTES_BOUNDS: Final = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256, 51
 REQUEST_RECORDS_BOUNDS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500)
 USER_RECORDS_BOUNDS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000)
 
-FEW_VALUES: Final = 12
-"""Most values for which `Histogram.observe` for each is faster than `Histogram.observe_each`."""
-
 
 class Histogram:
     """Counts of values by size, and their sum.

@@ -21,7 +21,7 @@ from producerd.core.encoding.gather import Buffer, Cells, Texts, offsets_of
 from producerd.core.encoding.row_columns import RowColumns, columns_of
 from producerd.core.kpl.aggregation import FRAMING_BYTES, MAGIC, MAX_KEY_CHARACTERS, varint
 from producerd.core.rows.columns import Bool
-from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of
+from producerd.core.rows.spans import NULL_KEY, Span, explicit_hash_key_of, records_of
 from producerd.core.shards.hash_keys import I32
 
 LEAST_ROWS: Final = 192
@@ -55,7 +55,7 @@ def suits(spans: Sequence[Span]) -> bool:
 
     It must be faster than the loop, and no row may be a given aggregate.
     """
-    rows = sum([span.records for span in spans])
+    rows = records_of(spans)
     bytes_ = sum([span.bytes for span in spans])
     return (
         rows >= LEAST_ROWS and bytes_ < rows * MOST_ROW_BYTES and all(span.buffer.aggregates is None for span in spans)
@@ -74,7 +74,7 @@ def suited(lanes: Sequence[LaneRows]) -> list[bool]:
 
 
 def _suited_rows(lane: LaneRows) -> int:
-    rows = sum([span.records for span in lane.spans])
+    rows = records_of(lane.spans)
     bytes_ = sum([span.bytes for span in lane.spans])
     aggregates = 1 + max(bytes_ // lane.most_bytes, rows // lane.most_records)
     worth_it = rows >= aggregates * LEAST_ROWS_OF_AGGREGATE and bytes_ < rows * MOST_AGGREGATED_BYTES
@@ -170,11 +170,15 @@ def _cut(lanes: Sequence[LaneRows], keys: _Keys, columns: RowColumns) -> list[li
     key_entry = _entry_bytes(columns.key_bytes)
     records = _record_bytes(columns.data_bytes, 0)
     least = _from_0(records)  # if every key is in the table already, at a low place
+    most = _from_0(records + key_entry)  # if every key is new, at a low place
     cuts: list[list[int]] = []
     first = end = 0
     for spans, most_bytes, most_records in lanes:
         cut, room = [], most_bytes - FRAMING_BYTES
-        end += sum([span.records for span in spans])
+        end += records_of(spans)
+        if end - first <= min(_LOW_PLACES, most_records) and most[end] - most[first] <= room:
+            cut.append(end)  # as nearly always if there are many lanes
+            first = end
         while first < end:
             last = int(least.searchsorted(least[first] + room, side="right")) - 1
             last = min(end, first + most_records, max(last, first + 1))

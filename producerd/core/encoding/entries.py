@@ -112,7 +112,7 @@ def _aggregates(lanes: Sequence[LaneRows], rules: EntryRules) -> Iterator[list[A
 
 def _raw_request(numbered: Sequence[tuple[int, Span]], body: Buffer, sizes: I32, format_: Format) -> EncodedRequest:
     written = np.arange(1, len(sizes) + 1, dtype=np.int32)
-    lanes = np.array([lane for lane, _ in numbered], np.int32).repeat([span.records for _, span in numbered])
+    lanes = np.array([lane for lane, _ in numbered], np.int32).repeat([span.last - span.first for _, span in numbered])
     return EncodedRequest(
         body=body,
         sha256=sha256(body).hexdigest(),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from producerd.core.rows.buffers import SpanBuffer
 from producerd.core.rows.spans import Span
 from producerd.core.shards.hash_keys import I32
 
@@ -14,8 +15,9 @@ from producerd.core.shards.hash_keys import I32
 class RowColumns(NamedTuple):
     """The rows of some spans as columns.
 
-    ``keys`` holds all keys one after the other, each of ``key_bytes`` bytes.  ``data`` holds one view for each span.
-    A row's data is ``data_bytes`` bytes from ``data_offsets`` on in the view number ``data_places``.
+    ``keys`` holds all keys one after the other, each of ``key_bytes`` bytes.  ``data`` holds one view for each run of
+    spans that lie side by side in a buffer, as those of small lanes do.  A row's data is ``data_bytes`` bytes from
+    ``data_offsets`` on in the view number ``data_places``.
     """
 
     keys: bytes
@@ -44,8 +46,14 @@ def columns_of(spans: Sequence[Span]) -> RowColumns:
     Raises ValueError if a span's memory has been released, which a worker thread sees after the daemon gave its
     request up.
     """
-    keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
+    runs: list[tuple[SpanBuffer, int, int]] = []
     for _, buffer, first, last, *_ in spans:
+        if runs and runs[-1][0] is buffer and runs[-1][2] == first:
+            runs[-1] = (buffer, runs[-1][1], last)
+        else:
+            runs.append((buffer, first, last))
+    keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
+    for buffer, first, last in runs:
         a, b = first - buffer.first, last - buffer.first
         all_keys, all_data = memoryview(buffer.keys), memoryview(buffer.data)
         key_at, data_at = buffer.key_offsets[a : b + 1], buffer.data_offsets[a : b + 1]
@@ -60,7 +68,7 @@ def columns_of(spans: Sequence[Span]) -> RowColumns:
         keys=b"".join(keys),
         key_bytes=np.concatenate(key_bytes),
         data=data,
-        data_places=np.arange(len(spans), dtype=np.int32).repeat([span.records for span in spans]),
+        data_places=np.arange(len(runs), dtype=np.int32).repeat([last - first for _, first, last in runs]),
         data_offsets=np.concatenate(data_offsets),
         data_bytes=np.concatenate(data_bytes),
     )

@@ -226,6 +226,12 @@ class Pacer:
         """Return when a request may go whose first entry has ``entry_bytes``: ``now``, or the time to ask again."""
         self._fill(now)
         records, bytes_ = self._records, self._bytes
+        if (
+            records.tokens >= records.rate * QUANTUM_SECONDS >= 1.0
+            and bytes_.tokens >= bytes_.rate * QUANTUM_SECONDS
+            and bytes_.tokens >= entry_bytes
+        ):  # as nearly always
+            return now
         seconds = max(
             records.lacks_seconds(max(1.0, records.rate * QUANTUM_SECONDS)),
             bytes_.lacks_seconds(max(entry_bytes, bytes_.rate * QUANTUM_SECONDS)),
@@ -235,7 +241,7 @@ class Pacer:
     def allowance(self, now: float) -> Allowance:
         """Return how much the lane may take now."""
         self._fill(now)
-        if self._records.lacks_seconds(1.0):
+        if self._records.tokens < 1.0 and self._records.lacks_seconds(1.0):
             return Allowance(0, 0, one_larger=False)
         one_larger = not self._bytes.lacks_seconds(math.inf)
         return Allowance(max(1, self._records.whole), self._bytes.whole, one_larger)
@@ -247,7 +253,8 @@ class Pacer:
         self._fill(now)
         self._active_at = now
         self._entry_bytes = bytes_ / records
-        self._set_share(self._share)  # raises it to what entries of this size need
+        if self._entry_bytes > self._bytes.rate * SLOWEST_ENTRY_SECONDS:
+            self._set_share(self._share)  # raises it to what entries of this size need
         self._age_use(now)
         self._used_records += records
         self._used_bytes += bytes_
@@ -291,6 +298,8 @@ class Pacer:
     # ---- inside
 
     def _fill(self, now: float) -> None:
+        if now == self._filled_at:
+            return
         if now > self._filled_at:
             for bucket in (self._records, self._bytes):
                 bucket.add((now - self._filled_at) * bucket.rate)

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from producerd.core.rows.intake import CheckedRows
 from producerd.core.shards.hash_keys import I32
@@ -22,9 +23,7 @@ MAX_CODES: Final = 256
 MAX_COPIES: Final = 2**32 - 1
 """The largest ``possible_duplicates`` of an acknowledgement.  Rows that are sent for days may have more copies."""
 
-_NONE_ENDED: Final = dict.fromkeys(Outcome, 0)
-_STORED: Final = Outcome.STORED
-"""Python 3.11 and 3.12 find a member of an enumeration in five times the time that they need for a global name."""
+_NONE_FAILED: Final[dict[Outcome, int]] = {outcome: 0 for outcome in Outcome if outcome is not Outcome.STORED}
 
 
 class RowEnd(NamedTuple):
@@ -75,6 +74,10 @@ class Frame:
     __slots__ = (
         "_code_of_row",
         "_codes",
+        "_dropped",
+        "_failed",
+        "_place",
+        "_unsettled",
         "accepted_at",
         "charge_bytes",
         "frame_id",
@@ -87,10 +90,8 @@ class Frame:
         "session",
         "spread_keys",
         "takes_good",
-        "tallies",
         "throttled",
         "ttl_seconds",
-        "unsettled",
         "withdrawn_as",
         "withdrawn_from",
     )
@@ -112,8 +113,10 @@ class Frame:
         self.rows: CheckedRows | None = rows
         self.records = rows.records
         self.charge_bytes = charge_bytes
-        self.unsettled = rows.records
-        self.tallies = _NONE_ENDED.copy()
+        self._unsettled: list[int] | npt.NDArray[np.int64] = [rows.records]
+        self._place = 0
+        self._failed = _NONE_FAILED.copy()
+        self._dropped = 0
         self.retries = 0
         self.throttled = 0
         self.possible_duplicates = 0
@@ -129,6 +132,17 @@ class Frame:
     def __repr__(self) -> str:
         ended = ", ".join([f"{rows} {outcome.name.lower()}" for outcome, rows in self.tallies.items() if rows])
         return f"<Frame {self.frame_id}: {self.unsettled} of {self.records} rows unsettled{ended and ', ' + ended}>"
+
+    @property
+    def unsettled(self) -> int:
+        """The number of its rows that have not settled."""
+        return int(self._unsettled[self._place])
+
+    @property
+    def tallies(self) -> dict[Outcome, int]:
+        """The number of its rows that ended in each way, without rows that were dropped."""
+        stored = self.records - self.unsettled - self._dropped - sum(self._failed.values())
+        return {Outcome.STORED: stored, **self._failed}
 
     @property
     def row_charge_bytes(self) -> int:
@@ -154,6 +168,10 @@ class Frame:
     def set_accepted(self, now: float, ttl_seconds: float) -> None:
         """Accept the frame now; its rows expire after ``ttl_seconds``."""
         self.accepted_at, self.ttl_seconds = now, ttl_seconds
+
+    def count_in(self, unsettled: npt.NDArray[np.int64], place: int) -> None:
+        """Count the unsettled rows at a place of a job's column, which has their number already."""
+        self._unsettled, self._place = unsettled, place
 
     def disown(self) -> None:
         """Note that its session is gone.  No session receives its result."""
@@ -206,7 +224,6 @@ class Frame:
 
     def store(self, records: int) -> None:
         """Count rows of it that are stored."""
-        self.tallies[_STORED] += records
         self._settle(records)
 
     def note_end(self, rows: I32, end: RowEnd) -> None:
@@ -214,7 +231,7 @@ class Frame:
         if self._code_of_row is None:
             self._code_of_row = np.full(self.records, -1, np.int32)
         self._code_of_row[rows] = self._code(end)
-        self.tallies[end.outcome] += len(rows)
+        self._failed[end.outcome] += len(rows)
         self._settle(len(rows))
 
     def open_rows(self) -> I32:
@@ -225,6 +242,7 @@ class Frame:
 
     def drop(self, records: int) -> None:
         """Settle rows whose session is gone.  No result counts them."""
+        self._dropped += records
         self._settle(records)
 
     def result(self) -> FrameResult:
@@ -232,7 +250,7 @@ class Frame:
         if not self.finished:
             raise AssertionError("a frame is acknowledged before its last row has settled")
         tallies = self.tallies
-        stored = self.records, tallies[_STORED]
+        stored = self.records, tallies[Outcome.STORED]
         sends = self.retries, self.throttled, min(self.possible_duplicates, MAX_COPIES), self.spread_keys
         if self._code_of_row is None:
             return FrameResult(*stored, 0, 0, 0, *sends, b"", b"", (), b"")
@@ -250,8 +268,8 @@ class Frame:
         )
 
     def _settle(self, records: int) -> None:
-        self.unsettled -= records
-        if self.unsettled < 0:
+        self._unsettled[self._place] -= records
+        if self._unsettled[self._place] < 0:
             raise AssertionError("a row settled twice")
 
     def _code(self, end: RowEnd) -> int:

@@ -23,6 +23,9 @@ AWAITING_MAP: Final = "awaiting a map"
 """The cause while an aggregate, stored in a shard of unknown range, waits for a map that decides about its rows."""
 _MARKS: Final = (*MAYBE_CAUSES, AWAITING_MAP)
 
+FEW_FRAMES: Final = 12
+"""Frames up to which it is faster to count the rows of each by itself."""
+
 # The states of a row.
 QUEUED: Final = 0
 IN_REQUEST: Final = 1
@@ -34,6 +37,7 @@ class Job:
 
     - A row is named by its position in the sorted order.  ``order`` has its number, counted through all frames.
     - ``accepted_at``: when each of its frames was accepted, as a column.
+    - ``unsettled``: how many rows of each frame have not settled, as a column; None before `count_frames`, or for few.
     - ``state``: for each row QUEUED, IN_REQUEST or SETTLED, in one byte.
     - ``has_gaps``: some rows settled while they waited in their lanes.
     - ``maybe_stored``: None until a send may have stored some row.  Then it has for each row the cause of its last
@@ -51,6 +55,7 @@ class Job:
         "order",
         "starts",
         "state",
+        "unsettled",
     )
 
     def __init__(self, frames: Sequence[Frame], order: I32, buffers: Sequence[SpanBuffer]) -> None:
@@ -64,6 +69,7 @@ class Job:
         self.buffers = tuple(buffers)
         self.live_buffers = len(buffers)
         self.charge_bytes = JOB_CHARGE_BYTES * len(order)
+        self.unsettled: npt.NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         queued, in_request, settled = np.bincount(self.state, minlength=3).tolist()
@@ -180,6 +186,21 @@ class Job:
         """Return how many of these rows each frame has, without the frames behind the last one that has some."""
         rows = np.concatenate([self.order[some] for some in positions])
         return np.bincount(self.starts.searchsorted(rows, side="right") - 1)
+
+    def count_frames(self) -> None:
+        """If it has many frames, count their unsettled rows in a column from now on."""
+        if len(self.frames) > FEW_FRAMES:
+            self.unsettled = np.array([frame.unsettled for frame in self.frames])
+            for place, frame in enumerate(self.frames):
+                frame.count_in(self.unsettled, place)
+
+    def store_by_frame(self, counts: npt.NDArray[np.intp], unsettled: npt.NDArray[np.int64]) -> list[Frame]:
+        """Count stored rows of all frames at once.  Returns the frames that are finished now."""
+        left = unsettled[: len(counts)]
+        left -= counts
+        if (left < 0).any():
+            raise AssertionError("a row settled twice")
+        return [self.frames[place] for place in ((left == 0) & (counts > 0)).nonzero()[0].tolist()]
 
     def counted(self, counts: npt.NDArray[np.intp]) -> list[tuple[Frame, int]]:
         """Return the frames that have rows by `count_by_frame`, each with their number."""

@@ -214,16 +214,20 @@ def _good(frames: Sequence[CheckedRows]) -> Bool | None:
 
 def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Cut sorted rows into spans of one shard.  Returns (shard, first, last) of each span, in order."""
-    if len(shards) == 1:
-        return [(int(shards[0]), 0, 1)]
+    if len(shards) < 2:
+        return [(int(shards[0]), 0, 1)] if len(shards) else []
     spans = []
-    edges = [0, *((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist(), len(shards)] if len(shards) else []
-    for start, end in pairwise(edges):
+    edges = np.concatenate(([0], (shards[1:] != shards[:-1]).nonzero()[0] + 1, [len(shards)]))
+    of_one = zip(shards[edges[:-1]].tolist(), pairwise(edges.tolist()), strict=True)
+    whole = (sizes[edges[1:]] - sizes[edges[:-1]] <= SPAN_BYTES).tolist()
+    for (shard, (start, end)), fits in zip(of_one, whole, strict=True):
         first = start
         while first < end:
-            last = int(sizes.searchsorted(sizes[first] + SPAN_BYTES, side="right")) - 1
-            last = min(max(last, first + 1), end)
-            spans.append((int(shards[start]), first, last))
+            last = end
+            if not fits:
+                last = int(sizes.searchsorted(sizes[first] + SPAN_BYTES, side="right")) - 1
+                last = min(max(last, first + 1), end)
+            spans.append((shard, first, last))
             first = last
     return spans
 
