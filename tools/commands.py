@@ -75,6 +75,10 @@ COMMANDS = {
         "six parsers under inputs that coverage guides, then a real daemon [NAME ..., --inputs N, --seed S, --json]",
         lambda arguments: become("tests.fuzz", arguments, {**os.environ, "PYTHONPATH": str(set_up_fuzzing())}),
     ),
+    "cluster": Command(
+        "the chart in a real Kubernetes of two nodes on this machine [up, smoke, faults NAME ..., down, --json]",
+        lambda arguments: become("tests.cluster", arguments),
+    ),
     "aws-smoke": Command(
         "the same oracle against AWS itself, which charges for it: it asks before it starts [--region R, --yes]",
         lambda arguments: become("tests.faults.aws_smoke", arguments, variables()),

