@@ -35,11 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         programs.build()
         images.make()
         nodes.up()
-        for name in names if options.order != "up" else ():
-            say(f"{name}: {CASES[name].__doc__} ...")
-            rows.append(run(name, CASES[name]))
-    if rows:
-        print(answer(Figures, rows, as_json=options.json))
+        try:
+            for name in names if options.order != "up" else ():
+                say(f"{name}: {CASES[name].__doc__} ...")
+                rows.append(run(name, CASES[name]))
+        finally:
+            if rows:
+                print(answer(Figures, rows, as_json=options.json))
     return int(any(row.missing != 0 for row in rows))
 
 

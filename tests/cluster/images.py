@@ -18,7 +18,7 @@ from producerd import __version__
 from tests.cluster.place import FOLDER, Failed
 from tests.daemon import ROOT
 from tests.system.machine import bootstrap
-from tools.environments import LANES, OWN, Environment
+from tools.environments import LANES, OWN
 from tools.packaging import write_wheels
 
 TARS: Final = FOLDER / "images"
@@ -53,16 +53,16 @@ def make(spark: str = NEWEST_SPARK) -> None:
         engine = Engine(Path(folder))
         engine.import_base(base)
         engine.build(PRODUCERD, context / "deploy/container/Dockerfile", context, f"VERSION={__version__}")
-        pyspark = _pyspark_of(LANES.get(spark, OWN))
-        engine.build(spark_image(spark), context / "spark/Dockerfile", context, f"PYSPARK={pyspark}")
+        engine.build(spark_image(spark), context / "spark/Dockerfile", context, f"PYSPARK={pyspark_of(spark)}")
 
 
 def tar_of(image: str) -> Path:
     return TARS / f"{image.rpartition('/')[2].replace(':', '-')}.tar"
 
 
-def _pyspark_of(environment: Environment) -> str:
-    (version,) = re.findall(r"^pyspark==(\S+)", environment.lock.read_text(), re.MULTILINE)
+def pyspark_of(spark: str) -> str:
+    """Return the version of pyspark in the lock of a Spark."""
+    (version,) = re.findall(r"^pyspark==(\S+)", LANES.get(spark, OWN).lock.read_text(), re.MULTILINE)
     return str(version)
 
 

@@ -6,20 +6,26 @@ import re
 import time
 from collections import Counter
 
-from tests.cluster.nodes import kubectl
+from tests.cluster import images
+from tests.cluster.nodes import NODES, get, import_image, kubectl
 from tests.cluster.trial import DAEMONS, TEAM, Trial, case, executors_of, make_namespace
+from tools.environments import LANES
 
 
 @case
 def executor_out_of_memory(trial: Trial) -> str:
-    """A task takes more memory than its executor's container may have, in both modes."""
+    """A task takes too much memory; and an executor is killed as cgroups of version 2 would; in both modes."""
     trial.serve()
     make_namespace(TEAM)
     trial.upgrade(mode="sidecar")
     small = {"spark.executor.memoryOverhead": "300m"}
     seen = []
     for namespace in (DAEMONS, TEAM):
-        job = trial.job(small, namespace=namespace, batches=6, more=(0, 1_000))
+        job = trial.job(small, namespace=namespace, batches=4, more=(0, 1_000))
+        trial.wait_for(job, 40_000)
+        pod, name = next(iter(trial.executors(namespace, job).items()))
+        (node,) = (node for node in NODES if node.name == name)
+        trial.kill(node, get("-n", namespace, "pod", pod), "spark-kubernetes-executor")
         trial.ends_well(job, namespace)
         log = trial.log(job)
         lost = {kind: len(set(re.findall(rf"Lost {kind} ([\d.]+)", log))) for kind in ("executor", "task")}
@@ -43,7 +49,9 @@ def dynamic_allocation(trial: Trial) -> str:
         "spark.dynamicAllocation.initialExecutors": 1,
         "spark.executor.instances": 0,
     }
-    jobs = {namespace: trial.job(properties, namespace=namespace, more=(20,)) for namespace in (DAEMONS, TEAM)}
+    jobs = {
+        namespace: trial.job(properties, namespace=namespace, batches=3, more=(20,)) for namespace in (DAEMONS, TEAM)
+    }
     seen = []
     for namespace, job in jobs.items():
         trial.ends_well(job, namespace)
@@ -65,7 +73,7 @@ def decommissioning(trial: Trial) -> str:
     }
     seen = []
     for namespace in (DAEMONS, TEAM):
-        job = trial.job(properties, namespace=namespace, batches=8)
+        job = trial.job(properties, namespace=namespace, batches=4)
         trial.wait_for(job, 20_000)
         pod = next(iter(trial.executors(namespace, job)))
         began = time.monotonic()
@@ -92,7 +100,26 @@ def twenty_sidecars(trial: Trial) -> str:
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
         "spark.kubernetes.allocation.batch.size": 5,
     }
-    job = trial.job(properties, namespace=TEAM, rows=50_000, batches=3)
+    job = trial.job(properties, namespace=TEAM, rows=50_000, batches=2)
     trial.ends_well(job, TEAM)
     on = Counter(trial.executors(TEAM, job).values())
     return f"executors: {dict(on)}"
+
+
+@case
+def older_sparks(trial: Trial) -> str:
+    """A job on each older Spark, in both modes."""
+    trial.serve()
+    make_namespace(TEAM)
+    trial.upgrade(mode="sidecar")
+    node, seen = NODES[1], []
+    for spark in LANES:
+        images.make(spark)
+        import_image(node, images.spark_image(spark))
+        images.tar_of(images.spark_image(spark)).unlink()  # it has a gigabyte
+        properties = {"spark.kubernetes.node.selector.kubernetes.io/hostname": node.name}
+        for namespace in (DAEMONS, TEAM):
+            trial.ends_well(trial.job(properties, namespace=namespace, batches=2, spark=spark), namespace)
+        node.run("ctr", "-n", "k8s.io", "images", "rm", images.spark_image(spark))
+        seen.append(f"Spark {images.pyspark_of(spark)}: both jobs succeed")
+    return "; ".join(seen)
