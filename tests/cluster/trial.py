@@ -310,7 +310,7 @@ class Trial:
         return sum(acknowledged.values()), missing
 
     def end(self) -> None:
-        """End the clients."""
+        """End the clients.  They still write what they have."""
         for namespace in (DAEMONS, TEAM):
             names = [f"{name}{tail}" for name in self._clients for tail in ("", "-submit")]
             with contextlib.suppress(Failed):
@@ -345,13 +345,14 @@ def run(name: str, act: Callable[[Trial], str]) -> Figures:
     began, trial = time.monotonic(), Trial(name)
     acknowledged, missing = 0, None
     try:
-        seen = act(trial)
+        try:
+            seen = act(trial)
+        finally:
+            trial.end()
         acknowledged, missing = trial.count()
     except Exception as error:  # the other cases are still to be tried
         traceback.print_exc()
         seen = f"FAILED: {type(error).__name__}: {error}"
-    finally:
-        seconds = round(time.monotonic() - began)
-        trial.end()
+    seconds = round(time.monotonic() - began)
     say(f"{name}: {acknowledged:,} records acknowledged, {missing} missing, {seconds} s: {seen}")
     return Figures(name, acknowledged, missing, seconds, seen.replace("\n", " "))
