@@ -212,8 +212,7 @@ class Ledger:
             for frame, records in job.records_by_frame(*runs):
                 delivery_seconds.observe(now - frame.accepted_at, records)
                 frame.store(records)
-                if not frame.unsettled:
-                    self._finish(frame)
+                self._finish(frame)
         for span in spans:
             self.stats.attempts.observe(span.attempts + 1, span.last - span.first)
         self.stats.delivered(records_of(spans), sum([span.bytes for span in spans]), now)

@@ -157,7 +157,7 @@ class Frame:
     @property
     def finished(self) -> bool:
         """Whether all its rows have settled."""
-        return self.unsettled == 0
+        return not self._unsettled[self._place]
 
     def outlasts(self, end: RowEnd) -> bool:
         """Return whether its rows go on waiting when the other rows of their stream end like this."""
@@ -249,14 +249,13 @@ class Frame:
         """Return the content of its acknowledgement.  Only valid when it is `finished`."""
         if not self.finished:
             raise AssertionError("a frame is acknowledged before its last row has settled")
-        tallies = self.tallies
-        stored = self.records, tallies[Outcome.STORED]
         sends = self.retries, self.throttled, min(self.possible_duplicates, MAX_COPIES), self.spread_keys
         if self._code_of_row is None:
-            return FrameResult(*stored, 0, 0, 0, *sends, b"", b"", (), b"")
-        failed = self._code_of_row >= 0
+            return FrameResult(self.records, self.records - self._dropped, 0, 0, 0, *sends, b"", b"", (), b"")
+        tallies, failed = self.tallies, self._code_of_row >= 0
         return FrameResult(
-            *stored,
+            self.records,
+            tallies[Outcome.STORED],
             tallies[Outcome.NOT_STORED],
             tallies[Outcome.UNKNOWN],
             tallies[Outcome.RETURNED],
@@ -268,9 +267,10 @@ class Frame:
         )
 
     def _settle(self, records: int) -> None:
-        self._unsettled[self._place] -= records
-        if self._unsettled[self._place] < 0:
+        left = self._unsettled[self._place] - records
+        if left < 0:
             raise AssertionError("a row settled twice")
+        self._unsettled[self._place] = left
 
     def _code(self, end: RowEnd) -> int:
         """Return the line of an end in the code table.
