@@ -16,7 +16,7 @@ class RowColumns(NamedTuple):
     """The rows of some spans as columns.
 
     ``keys`` holds all keys one after the other, each of ``key_bytes`` bytes.  ``data`` holds one view for each run of
-    spans that lie side by side in a buffer, as those of small lanes do.  A row's data is ``data_bytes`` bytes from
+    spans that lie side by side in a buffer, as the spans of small lanes do.  A row's data is ``data_bytes`` bytes from
     ``data_offsets`` on in the view number ``data_places``.
     """
 
