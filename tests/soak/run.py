@@ -12,13 +12,11 @@ from tests.soak.ground import ground
 from tests.soak.growth import BLOCKS, WARM_UP, Growth, growth
 from tests.soak.soaks import Soak
 
-SAMPLES: Final = 240
+SAMPLES: Final = 120
 """Samples of a run, if there is time for them."""
 LEAST_SAMPLES: Final = round(BLOCKS / (1 - WARM_UP)) + 1
 """Samples that a run waits for, also beyond its time."""
 LEAST_PERIOD_SECONDS: Final = 2.0
-REST: Final = 3
-"""Times that a sample takes, from its beginning to the next one's."""
 SETTLE_SECONDS: Final = 0.3
 """Time between the last answer and a sample, in which sessions end and connections close."""
 MONTH_HOURS: Final = 30 * 24
@@ -93,7 +91,7 @@ def run(name: str, soak: Soak, hours: float, say: Callable[[str], None], leaks: 
             if now >= next_at:
                 time.sleep(SETTLE_SECONDS)
                 samples.append(Sample((now - began) / 3_600, done, held.sample()))
-                next_at = now + max(period, REST * (time.monotonic() - now))
+                next_at = now + period
             if now >= said_at + SAY_SECONDS:
                 said_at = now
                 rss = samples[-1].values["daemon rss_bytes"] / 2**20
@@ -136,8 +134,12 @@ def judge(name: str, unit: str, samples: Sequence[Sample]) -> Run:
 
 
 def is_told_only(name: str) -> bool:
-    """Return whether a figure is not judged as a count: memory, and what this program holds in addition to clients."""
+    """Return whether a figure is not judged as a count.
+
+    These are memory, what this program holds in addition to clients, and the JVM's descriptors: PySpark keeps a socket
+    of Py4J for each query that was started.
+    """
     of, _, what = name.partition(" ")
     kind, _, owner = what.partition(" ")
     is_ours = of != "client" or kind in ("threads", "descriptors") or owner.startswith(("producerd.", "spark_client."))
-    return what in ("rss_bytes", "blocks") or not is_ours
+    return what in ("rss_bytes", "blocks", "JVM descriptors") or not is_ours

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROWS_OF_A_BATCH: Final = 2_000
+PY4J_THREAD: Final = "(run)"
+"""End of the names of Py4J's threads, of which PySpark keeps one, with its socket, for each query that was started."""
 KEPT_BATCHES: Final = 10
 """Micro-batches that Spark's checkpoint keeps; with its usual hundred the checkpoint levels off only later."""
 PATIENCE_SECONDS: Final = 300.0
@@ -138,7 +140,7 @@ class Query:
             "Spark checkpoint files": len(files),
             "Spark JVM threads": jvm.threads,
             "Spark JVM descriptors": jvm.descriptors,
-            "Spark driver threads": threading.active_count(),
+            "Spark driver threads": sum(not thread.name.endswith(PY4J_THREAD) for thread in threading.enumerate()),
             "Spark processes": len(ours),
         }
 
