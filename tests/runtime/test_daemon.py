@@ -16,7 +16,7 @@ from producerd.testing.fake_kinesis import FakeServer
 from producerd.wire import messages
 from producerd.wire.columns import lay_out
 from spark_client.connection import Connection
-from tests.daemon import conserved, daemon, data_of, idle, rows, session, until
+from tests.daemon import WireClient, conserved, daemon, data_of, idle, rows, session, until
 
 HELLO = messages.Hello(1, 1)
 
@@ -122,8 +122,10 @@ def test_kinesis_itself_judges_a_record_above_the_limit_that_the_daemon_knows(
     with (
         daemon(server.url, tuning={"max_frame_bytes": 4 << 20}, node_queue_limit_bytes="1 GiB") as running,
         session(running, take_good=True) as client,
+        WireClient(running.socket).hello() as other,
     ):
-        until(lambda: "shards read" in running.log)  # the stream's size was read before
+        other.send(messages.Open(1, "flights", dry_run=1))  # which has the stream's limit read at once
+        until(lambda: kinesis.requests["DescribeStreamSummary"] == 1)
         client.put(frame)
         (ack,) = client.acks()
         assert ack.stored == 2
