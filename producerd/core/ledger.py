@@ -202,11 +202,11 @@ class Ledger:
             stored.setdefault(job, []).append(where)
         # One call for each job, because with many shards runs are short and most frames have rows in each.
         for job, runs in stored.items():
-            if job.unsettled is not None:
+            if job.column is not None:
                 counts = job.count_by_frame(*runs)
                 places = counts.nonzero()[0]
                 delivery_seconds.observe_each(now - job.accepted_at[places], counts[places])
-                for frame in job.store_by_frame(counts, job.unsettled):
+                for frame in job.column.store(places, counts[places]):
                     self._finish(frame)
                 continue
             for frame, records in job.records_by_frame(*runs):

@@ -286,7 +286,7 @@ class Laws:
 
     def frame_is_acknowledged(self, session: Session, frame: WatchedFrame) -> None:
         """Once, after its last row settled, to a caller that is still there; each of its rows has ended one way."""
-        self.row_settles(frame)
+        self.row_settles(frame)  # which a `FrameColumn` does not tell
         told = sum(frame.tallies.values())
         if session.gone or frame.sent.result is not None:
             raise LawBroken("Frame", "acknowledged to a caller that is gone" if session.gone else "acknowledged twice")

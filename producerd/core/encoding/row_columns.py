@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from producerd.core.rows.buffers import SpanBuffer
-from producerd.core.rows.spans import Span
+from producerd.core.rows.spans import Span, buffer_runs_of
 from producerd.core.shards.hash_keys import I32
 
 
@@ -46,12 +45,7 @@ def columns_of(spans: Sequence[Span]) -> RowColumns:
     Raises ValueError if a span's memory has been released, which a worker thread sees after the daemon gave its
     request up.
     """
-    runs: list[tuple[SpanBuffer, int, int]] = []
-    for _, buffer, first, last, *_ in spans:
-        if runs and runs[-1][0] is buffer and runs[-1][2] == first:
-            runs[-1] = (buffer, runs[-1][1], last)
-        else:
-            runs.append((buffer, first, last))
+    runs = buffer_runs_of(spans)
     keys, data, key_bytes, data_offsets, data_bytes = [], [], [], [], []
     for buffer, first, last in runs:
         a, b = first - buffer.first, last - buffer.first

@@ -124,6 +124,8 @@ class _Bucket:
 
     def lacks_seconds(self, tokens: float) -> float:
         """Return the seconds until it holds this many tokens or is full, without rounding errors."""
+        if self.tokens >= tokens:  # as nearly always
+            return 0.0
         lacks = (min(self.rate, tokens) - self.tokens) / self.rate
         return lacks if lacks > _SOON else 0.0
 
@@ -226,12 +228,6 @@ class Pacer:
         """Return when a request may go whose first entry has ``entry_bytes``: ``now``, or the time to ask again."""
         self._fill(now)
         records, bytes_ = self._records, self._bytes
-        if (
-            records.tokens >= records.rate * QUANTUM_SECONDS >= 1.0
-            and bytes_.tokens >= bytes_.rate * QUANTUM_SECONDS
-            and bytes_.tokens >= entry_bytes
-        ):  # as nearly always
-            return now
         seconds = max(
             records.lacks_seconds(max(1.0, records.rate * QUANTUM_SECONDS)),
             bytes_.lacks_seconds(max(entry_bytes, bytes_.rate * QUANTUM_SECONDS)),
@@ -241,7 +237,7 @@ class Pacer:
     def allowance(self, now: float) -> Allowance:
         """Return how much the lane may take now."""
         self._fill(now)
-        if self._records.tokens < 1.0 and self._records.lacks_seconds(1.0):
+        if self._records.lacks_seconds(1.0):
             return Allowance(0, 0, one_larger=False)
         one_larger = not self._bytes.lacks_seconds(math.inf)
         return Allowance(max(1, self._records.whole), self._bytes.whole, one_larger)

@@ -7,6 +7,7 @@ rows is bounded by the number of the frame's rows.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -170,7 +171,7 @@ class Frame:
         self.accepted_at, self.ttl_seconds = now, ttl_seconds
 
     def count_in(self, unsettled: npt.NDArray[np.int64], place: int) -> None:
-        """Count the unsettled rows at a place of a job's column, which has their number already."""
+        """Count the unsettled rows at a place of a `FrameColumn`, which has their number already."""
         self._unsettled, self._place = unsettled, place
 
     def disown(self) -> None:
@@ -286,6 +287,24 @@ class Frame:
         if len(self._codes) >= MAX_CODES - 12 and end not in self._codes:
             end = end._replace(code="OTHER")
         return self._codes.setdefault(end, len(self._codes))
+
+
+class FrameColumn:
+    """The unsettled rows of many frames as one column, in which stored rows of all frames are counted at once."""
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self._frames = frames
+        self._unsettled = np.array([frame.unsettled for frame in frames])
+        for place, frame in enumerate(frames):
+            frame.count_in(self._unsettled, place)
+
+    def store(self, places: npt.NDArray[np.intp], records: npt.NDArray[np.intp]) -> list[Frame]:
+        """Count stored rows of the frames at some places.  Returns the frames that are finished now."""
+        left = self._unsettled[places] - records
+        if (left < 0).any():
+            raise AssertionError("a row settled twice")
+        self._unsettled[places] = left
+        return [self._frames[place] for place in places[left == 0].tolist()]
 
 
 def _bits(flags: list[bool]) -> bytes:

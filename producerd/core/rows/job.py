@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from producerd.core.rows.buffers import JOB_CHARGE_BYTES, SpanBuffer
-from producerd.core.rows.frame import Frame
+from producerd.core.rows.frame import Frame, FrameColumn
 from producerd.core.shards.hash_keys import I32
 
 MAYBE_CAUSES: Final = ("", "timeout", "connection", "service", "result_count", "reshard")
@@ -37,7 +37,7 @@ class Job:
 
     - A row is named by its position in the sorted order.  ``order`` has its number, counted through all frames.
     - ``accepted_at``: when each of its frames was accepted, as a column.
-    - ``unsettled``: how many rows of each frame have not settled, as a column; None before `count_frames`, or for few.
+    - ``column``: the unsettled rows of its frames, if these are many, after `count_frames`.
     - ``state``: for each row QUEUED, IN_REQUEST or SETTLED, in one byte.
     - ``has_gaps``: some rows settled while they waited in their lanes.
     - ``maybe_stored``: None until a send may have stored some row.  Then it has for each row the cause of its last
@@ -48,6 +48,7 @@ class Job:
         "accepted_at",
         "buffers",
         "charge_bytes",
+        "column",
         "frames",
         "has_gaps",
         "live_buffers",
@@ -55,7 +56,6 @@ class Job:
         "order",
         "starts",
         "state",
-        "unsettled",
     )
 
     def __init__(self, frames: Sequence[Frame], order: I32, buffers: Sequence[SpanBuffer]) -> None:
@@ -69,7 +69,7 @@ class Job:
         self.buffers = tuple(buffers)
         self.live_buffers = len(buffers)
         self.charge_bytes = JOB_CHARGE_BYTES * len(order)
-        self.unsettled: npt.NDArray[np.int64] | None = None
+        self.column: FrameColumn | None = None
 
     def __repr__(self) -> str:
         queued, in_request, settled = np.bincount(self.state, minlength=3).tolist()
@@ -190,17 +190,7 @@ class Job:
     def count_frames(self) -> None:
         """If it has many frames, count their unsettled rows in a column from now on."""
         if len(self.frames) > FEW_FRAMES:
-            self.unsettled = np.array([frame.unsettled for frame in self.frames])
-            for place, frame in enumerate(self.frames):
-                frame.count_in(self.unsettled, place)
-
-    def store_by_frame(self, counts: npt.NDArray[np.intp], unsettled: npt.NDArray[np.int64]) -> list[Frame]:
-        """Count stored rows of all frames at once.  Returns the frames that are finished now."""
-        left = unsettled[: len(counts)]
-        left -= counts
-        if (left < 0).any():
-            raise AssertionError("a row settled twice")
-        return [self.frames[place] for place in ((left == 0) & (counts > 0)).nonzero()[0].tolist()]
+            self.column = FrameColumn(self.frames)
 
     def counted(self, counts: npt.NDArray[np.intp]) -> list[tuple[Frame, int]]:
         """Return the frames that have rows by `count_by_frame`, each with their number."""

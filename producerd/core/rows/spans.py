@@ -6,7 +6,7 @@ A row is named by its position in the job's sorted order.  `Job.order` leads bac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from producerd.core.rows.buffers import SpanBuffer
 from producerd.core.rows.job import Job
 from producerd.core.shards.shard_map import Shard, ShardMap
+
+_Whole = TypeVar("_Whole", Job, SpanBuffer)
 
 NULL_KEY: Final = b"-"
 """The partition key of a row that has none, because Kinesis requires one.  The row's explicit hash key is random."""
@@ -138,12 +140,21 @@ def place(span: Span, shard_map: ShardMap) -> list[tuple[int, Span]]:
 
 def runs_of(spans: Sequence[Span]) -> list[tuple[Job, int, int]]:
     """Return the rows of some spans as runs (job, first, last), with neighbouring spans of a job in one run."""
-    runs: list[tuple[Job, int, int]] = []
-    for span in spans:
-        if runs and runs[-1][0] is span.job and runs[-1][2] == span.first:
-            runs[-1] = (span.job, runs[-1][1], span.last)
+    return _joined([(span.job, span.first, span.last) for span in spans])
+
+
+def buffer_runs_of(spans: Sequence[Span]) -> list[tuple[SpanBuffer, int, int]]:
+    """Return the rows of some spans as runs (buffer, first, last), with neighbouring spans of a buffer in one run."""
+    return _joined([(span.buffer, span.first, span.last) for span in spans])
+
+
+def _joined(parts: Sequence[tuple[_Whole, int, int]]) -> list[tuple[_Whole, int, int]]:
+    runs: list[tuple[_Whole, int, int]] = []
+    for part in parts:
+        if runs and runs[-1][0] is part[0] and runs[-1][2] == part[1]:
+            runs[-1] = (part[0], runs[-1][1], part[2])
         else:
-            runs.append((span.job, span.first, span.last))
+            runs.append(part)
     return runs
 
 
