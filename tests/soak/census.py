@@ -21,7 +21,7 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -80,26 +80,22 @@ def _places(known: list[Any], own: set[int]) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = []
     seen = set(own)
 
-    def add(child: Any, place: str) -> None:
-        if isinstance(child, SIZED) and id(child) not in seen:
-            seen.add(id(child))
-            found.append((child, place))
+    def new(children: Iterable[Any]) -> Iterator[Any]:
+        for child in children:
+            if isinstance(child, SIZED) and id(child) not in seen:
+                seen.add(id(child))
+                yield child
 
     for owner in sorted((each for each in known if not isinstance(each, (*SIZED, types.FrameType))), key=_rank):
         children = gc.get_referents(owner)
         attributes = _dict_of(owner)
         if any(child is attributes for child in children):
             children += gc.get_referents(attributes)
-        for child in children:
-            if isinstance(child, SIZED) and id(child) not in seen:
-                add(child, _place(child, owner))
+        found += [(child, _place(child, owner)) for child in new(children)]
     for child, place in found:  # which grows meanwhile
         if place.count("[]") < DEEPEST:
-            for inner in gc.get_referents(child):
-                add(inner, f"{place}[]")
-    for each in known:
-        add(each, "(no owner)")
-    return found
+            found += [(inner, f"{place}[]") for inner in new(gc.get_referents(child))]
+    return [*found, *((each, "(no owner)") for each in new(known))]
 
 
 def _rank(owner: Any) -> tuple[bool, bool, str]:
