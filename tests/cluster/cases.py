@@ -23,8 +23,7 @@ def smoke(trial: Trial) -> str:
         trial.kill(NODES[0], pod)
         trial.restarts(DAEMONS, pod["metadata"]["name"])
         seen = trial.pods()
-        make_namespace(TEAM, "restricted")
-        trial.upgrade(mode="sidecar")
+        trial.sidecars(security="restricted")
         name = trial.client(NODES[1], 40_000, namespace=TEAM, security=RESTRICTED)
         trial.ends_well(name, TEAM)
         trial.ends_well(job)
@@ -65,12 +64,11 @@ def held_roll_out(trial: Trial) -> str:
 @case
 def sidecar_settings(trial: Trial) -> str:
     """A sidecar crashes after its release was upgraded."""
-    make_namespace(TEAM, "restricted")
-    trial.upgrade(mode="sidecar", setting="drain_timeout_seconds = 41")
+    trial.sidecars(security="restricted", setting="drain_timeout_seconds = 41")
     node = NODES[1]
     name = trial.client(node, 60_000, namespace=TEAM, security=RESTRICTED)
-    trial.wait_for(name, 1)
-    trial.upgrade(mode="sidecar", setting="drain_timeout_seconds = 42")
+    trial.wait_for(1, name)
+    trial.sidecars(security="restricted", setting="drain_timeout_seconds = 42")
     trial.kill(node, get("-n", TEAM, "pod", name))
     trial.restarts(TEAM, name)
     assert "drain_timeout_seconds = 41" in trial.settings(TEAM, name)
@@ -83,12 +81,10 @@ def sidecar_settings(trial: Trial) -> str:
 def drain(trial: Trial) -> str:
     """A node is drained: executors with the DaemonSet and with sidecars are evicted, and come back on the other."""
     trial.serve()
-    make_namespace(TEAM, "restricted")
-    trial.upgrade(mode="sidecar")
+    trial.sidecars(security="restricted")
     gone, stays = NODES
     names = [trial.client(gone, 10**6), trial.client(gone, 10**6, namespace=TEAM, security=RESTRICTED)]
-    for name in names:
-        trial.wait_for(name, 2_000)
+    trial.wait_for(2_000, *names)
     began = time.monotonic()
     kubectl("drain", gone.name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", seconds=WAIT_SECONDS)
     seconds = time.monotonic() - began
@@ -105,8 +101,7 @@ def node_lost(trial: Trial) -> str:
     trial.serve()
     lost, stays = NODES
     names = [trial.client(lost, 10**6), trial.client(stays, 60_000)]
-    for name in names:
-        trial.wait_for(name, 2_000)
+    trial.wait_for(2_000, *names)
     nodes.power_off(lost)
     began = time.monotonic()
     not_ready = ["wait", "--for=condition=Ready=Unknown", "node", lost.name, "--timeout=1s"]
@@ -128,8 +123,7 @@ def disk_pressure(trial: Trial) -> str:
     trial.serve()
     node, other = NODES
     names = [trial.client(node, 10**6), trial.client(other, 60_000)]
-    for name in names:
-        trial.wait_for(name, 2_000)
+    trial.wait_for(2_000, *names)
     nodes.start_kubelet(node, evictionHard={"nodefs.available": "99%"})
     try:
         until(lambda: trial.phase(DAEMONS, names[0]) != "Running", f"{names[0]} is evicted", 240.0)
@@ -185,8 +179,7 @@ def admission(trial: Trial) -> str:
     finally:
         helm("uninstall", "producerd", "--namespace", "baseline")
         kubectl("delete", "namespace", "baseline", seconds=200.0)
-    make_namespace(TEAM, "restricted")
-    trial.upgrade(mode="sidecar")
+    trial.sidecars(security="restricted")
     try:
         trial.client(NODES[0], 10_000, namespace=TEAM)
     except Failed as error:
@@ -202,8 +195,7 @@ def monitoring(trial: Trial) -> str:
     prometheus.define_kinds()
     watched = "--set=monitoring.podMonitor.enabled=true"
     trial.serve(watched, "--set=monitoring.prometheusRule.enabled=true")
-    make_namespace(TEAM, "restricted")
-    trial.upgrade(watched, mode="sidecar")
+    trial.sidecars(watched, security="restricted")
     for node in NODES:
         trial.client(node, 10**6)
     trial.client(NODES[0], 10**6, namespace=TEAM, security=RESTRICTED)

@@ -8,7 +8,7 @@ from collections import Counter
 
 from tests.cluster import images
 from tests.cluster.nodes import NODES, get, import_image, kubectl
-from tests.cluster.trial import DAEMONS, TEAM, Trial, case, executors_of, make_namespace
+from tests.cluster.trial import DAEMONS, TEAM, Trial, case, executors_of
 from tools.environments import LANES
 
 
@@ -16,13 +16,12 @@ from tools.environments import LANES
 def executor_out_of_memory(trial: Trial) -> str:
     """A task takes too much memory; and an executor is killed as cgroups of version 2 would; in both modes."""
     trial.serve()
-    make_namespace(TEAM)
-    trial.upgrade(mode="sidecar")
+    trial.sidecars()
     small = {"spark.executor.memoryOverhead": "300m"}
     seen = []
     for namespace in (DAEMONS, TEAM):
         job = trial.job(small, namespace=namespace, batches=4, more=(0, 1_000))
-        trial.wait_for(job, 40_000)
+        trial.wait_for(40_000, job)
         pod, name = next(iter(trial.executors(namespace, job).items()))
         (node,) = (node for node in NODES if node.name == name)
         trial.kill(node, get("-n", namespace, "pod", pod), "spark-kubernetes-executor")
@@ -37,8 +36,7 @@ def executor_out_of_memory(trial: Trial) -> str:
 def dynamic_allocation(trial: Trial) -> str:
     """Spark's executors come and go every 20 s, in both modes."""
     trial.serve()
-    make_namespace(TEAM)
-    trial.upgrade(mode="sidecar")
+    trial.sidecars()
     properties = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -64,8 +62,7 @@ def dynamic_allocation(trial: Trial) -> str:
 def decommissioning(trial: Trial) -> str:
     """Spark decommissions executors whose pods are deleted while they write, in both modes."""
     trial.serve()
-    make_namespace(TEAM)
-    trial.upgrade(mode="sidecar")
+    trial.sidecars()
     properties = {
         "spark.decommission.enabled": "true",
         "spark.storage.decommission.enabled": "true",
@@ -74,7 +71,7 @@ def decommissioning(trial: Trial) -> str:
     seen = []
     for namespace in (DAEMONS, TEAM):
         job = trial.job(properties, namespace=namespace, batches=4)
-        trial.wait_for(job, 20_000)
+        trial.wait_for(20_000, job)
         pod = next(iter(trial.executors(namespace, job)))
         began = time.monotonic()
         kubectl("-n", namespace, "delete", "pod", pod, "--timeout=180s", seconds=200.0)
@@ -89,10 +86,9 @@ def decommissioning(trial: Trial) -> str:
 @case
 def twenty_sidecars(trial: Trial) -> str:
     """Twenty executors of one job, each with a sidecar, on two nodes."""
-    make_namespace(TEAM)
     small = {'memory = "384 MiB"': 'memory = "184 MiB"'}
     less = ("--set=resources.requests.memory=200Mi", "--set=resources.limits.memory=200Mi")
-    trial.upgrade(*less, "--set=resources.requests.cpu=20m", mode="sidecar", changes=small)
+    trial.sidecars(*less, "--set=resources.requests.cpu=20m", changes=small)
     properties = {
         "spark.executor.instances": 20,
         "spark.kubernetes.executor.request.cores": "20m",
@@ -110,8 +106,7 @@ def twenty_sidecars(trial: Trial) -> str:
 def older_sparks(trial: Trial) -> str:
     """A job on each older Spark, in both modes."""
     trial.serve()
-    make_namespace(TEAM)
-    trial.upgrade(mode="sidecar")
+    trial.sidecars()
     node, seen = NODES[1], []
     for spark in LANES:
         images.make(spark)

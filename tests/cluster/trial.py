@@ -137,6 +137,17 @@ class Trial:
         self.upgrade(*options, setting=setting)
         self.rolled_out()
 
+    def sidecars(
+        self,
+        *options: str,
+        security: str = "privileged",
+        changes: Mapping[str, str] | None = None,
+        setting: str = "",
+    ) -> None:
+        """Install or upgrade the release for sidecars, in a namespace that admits by this standard."""
+        make_namespace(TEAM, security)
+        self.upgrade(*options, mode="sidecar", changes=changes, setting=setting)
+
     def rolled_out(self) -> None:
         status = ["rollout", "status", "daemonset/producerd", f"--timeout={ROLL_OUT_SECONDS:.0f}s"]
         kubectl("-n", DAEMONS, *status, seconds=ROLL_OUT_SECONDS + 10)
@@ -252,8 +263,7 @@ class Trial:
     def load(self, records: int = 30_000) -> Iterator[None]:
         """Let a client on each node write during the block, whose end waits until their records are stored."""
         names = [self.client(node, records) for node in NODES]
-        for name in names:
-            self.wait_for(name, 1)
+        self.wait_for(1, *names)
         yield
         for name in names:
             self.ends_well(name)
@@ -270,8 +280,10 @@ class Trial:
         found = get("-n", namespace, "pods", "-l", executors_of(job))["items"]
         return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in found}
 
-    def wait_for(self, name: str, records: int) -> None:
-        until(lambda: self.acknowledged(name) >= records, f"{name} has stored {records:,} records", WAIT_SECONDS)
+    def wait_for(self, records: int, *names: str) -> None:
+        """Wait until each of these clients has stored that many records."""
+        told = f"{' and '.join(names)}: {records:,} records are stored"
+        until(lambda: all(self.acknowledged(name) >= records for name in names), told, WAIT_SECONDS)
 
     def phase(self, namespace: str, name: str) -> str:
         return str(get("-n", namespace, "pod", name)["status"]["phase"])
