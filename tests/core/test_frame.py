@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producerd.core.rows.frame import MAX_CODES, Frame, RowEnd
+from producerd.core.rows.frame import MAX_CODES, Frame, FrameColumn, RowEnd
 from producerd.core.rows.intake import CheckedRows
 from producerd.errors import Code, Outcome
 from tests.core.rows import rows_of
@@ -85,6 +85,23 @@ def test_a_row_that_settles_twice_is_refused_loudly() -> None:
         frame.store(1)
     with pytest.raises(AssertionError, match="twice"):
         a_frame(1).drop(2)
+
+
+def test_frames_in_a_column_are_stored_together_and_end_rows_each_by_themselves() -> None:
+    frames, lost = [a_frame(3) for _ in range(4)], RowEnd(Outcome.UNKNOWN, "LOST", "m")
+    frames[0].note_end(rows(2), lost)
+    column = FrameColumn(frames)
+    assert column.store(np.array([0, 1, 3]), np.array([1, 3, 2])) == [frames[1]]
+    assert [frame.unsettled for frame in frames] == [1, 0, 3, 1]
+    frames[3].note_end(rows(0), lost)
+    frames[2].drop(1)
+    assert column.store(np.array([0, 2]), np.array([1, 2])) == [frames[0], frames[2]]
+    assert [frame.tallies[Outcome.STORED] for frame in frames] == [2, 3, 2, 2]
+    assert [on_the_wire(frame.result()).stored for frame in (frames[0], frames[1], frames[3])] == [2, 3, 2]
+    with pytest.raises(AssertionError, match="a row settled twice"):
+        column.store(np.array([1]), np.array([1]))
+    with pytest.raises(AssertionError, match="a row settled twice"):
+        frames[3].store(1)
 
 
 @pytest.mark.parametrize("take_good", [False, True])

@@ -13,6 +13,7 @@ from producerd.core.failures import CREDENTIALS_LATE
 from producerd.core.filling import SortJob
 from producerd.core.kpl.aggregation import parse
 from producerd.core.rows.frame import Frame, RowEnd
+from producerd.core.rows.job import FEW_FRAMES
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.sending.health import HealthState
 from producerd.core.sending.in_flight import FAILURES_TO_HOLD
@@ -1004,6 +1005,19 @@ def test_rows_whose_map_was_late_stay_plain_also_by_the_map_that_comes_then() ->
     desk.set_map(HALVES)
     desk.pipeline.resume()
     assert len(desk.send().entries) == 10
+
+
+def test_of_many_frames_in_one_job_each_is_acknowledged_with_its_last_row() -> None:
+    desk = Desk(even_map(1), request_max_records=30)
+    frames = [desk.submit(2) for _ in range(FEW_FRAMES + 1)]
+    desk.sort()
+    sent = desk.send()
+    sent.throttle({0})
+    (late,) = [frame for frame in frames if frame.unsettled]
+    assert (late.unsettled, desk.finished()) == (1, [frame for frame in frames if frame is not late])
+    desk.send_when_due().stored()
+    assert desk.finished() == [late]
+    desk.delivered(*frames)
 
 
 def test_rows_behind_an_aggregate_whose_doubt_no_map_settles_in_time_go_plain_with_it() -> None:
