@@ -111,9 +111,9 @@ class Lane:
         """Return when it may send, or ``inf`` if it has no rows or waits for an answer."""
         if not self.queued or self.waits_for_answers:
             return inf
-        paced, most = 0.0, self.aggregate_max_bytes
+        paced = 0.0
         if self.pacer is not None:  # plain records, for which this is 0, need not wait for a whole aggregate's bytes
-            paced = self.pacer.ready_at(now, self.pacer.entry_bytes(most) if most else 0)
+            paced = self.pacer.ready_at(now, self.pacer.entry_bytes(self.aggregate_max_bytes))
         return max(self.hold_until, paced, self.map_until or 0.0)
 
     def backs_off(self, now: float) -> bool:

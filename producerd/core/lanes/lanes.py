@@ -52,8 +52,11 @@ class Lanes:
         self._listed: set[Lane] = set()  # the lanes in `_ready` or `_held`
         self._numbers = count()
         self.record_limit_bytes = ANY  # the stream's, or no limit while it is not known
-        self._sole_bytes = ANY  # a span with more has one row, which goes alone
         self.held_back: dict[object, list[Span]] = {}  # by session, in order, rows that wait for an earlier one
+
+    @property
+    def _sole_bytes(self) -> int:
+        return max(self.record_limit_bytes, SPAN_BYTES)  # a span with more has one row
 
     # ---- questions
 
@@ -184,7 +187,6 @@ class Lanes:
     def set_record_limit(self, limit_bytes: int) -> None:
         """Send rows that are larger by themselves, because Kinesis refuses a whole request for one of them."""
         self.record_limit_bytes = limit_bytes
-        self._sole_bytes = max(limit_bytes, SPAN_BYTES)
 
     def set_rules(self, rules: EntryRules, shard_rate_fraction: float, now: float) -> None:
         """Follow new rules from now on."""

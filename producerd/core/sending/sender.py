@@ -189,8 +189,8 @@ class Sender:
         request.mark_sent(encoded, now, self._policy.timeout(len(encoded.body), request.timeouts))
         self.in_flight.request_sent(request)
         for lane, sent in zip(request.lanes, encoded.of_lanes(len(request.lanes)), strict=True):
-            if (paid := request.paid.get(lane, sent)) != sent:
-                lane.refund(paid[0] - sent[0], paid[1] - sent[1])
+            entries, bytes_ = request.paid.get(lane, sent)
+            lane.refund(entries - sent[0], bytes_ - sent[1])
         written = int(encoded.ends[-1])
         if written == request.records:
             return
