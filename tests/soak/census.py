@@ -13,11 +13,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import ctypes
 import gc
 import json
 import os
+import re
 import socket
 import sys
+import tempfile
 import threading
 import types
 from collections import Counter
@@ -35,12 +38,12 @@ ANSWER_SECONDS: Final = 60.0
 class Census(NamedTuple):
     """What a process holds at one moment, except in deques that have a greatest length.
 
-    ``blocks`` are the interpreter's allocated blocks of memory.  ``objects`` counts the instances of our own classes,
-    and tasks of asyncio, by class.  ``elements`` sums the lengths of collections by their owner: a class with an
-    attribute, a module with a name, or a coroutine.
+    ``bytes_in_use`` are what its allocators have handed out.  Resident memory in addition has what they keep for later.
+    ``objects`` counts the instances of our own classes, and tasks of asyncio, by class.  ``elements`` sums the lengths
+    of collections by their owner: a class with an attribute, a module with a name, or a coroutine.
     """
 
-    blocks: int
+    bytes_in_use: int
     objects: dict[str, int]
     elements: dict[str, int]
 
@@ -49,6 +52,7 @@ def take() -> Census:
     """Count what this process holds, by a walk over every object that the garbage collector knows."""
     gc.unfreeze()  # the daemon has frozen what it made at its start, also the collections that fill later
     gc.collect()
+    bytes_in_use = _malloc_bytes() + _pymalloc_bytes()
     known = gc.get_objects()
     bounded = {id(item) for each in known if _is_bounded(each) for item in each}
     objects = Counter(_name(type(each)) for each in known if _is_counted(type(each)) and id(each) not in bounded)
@@ -56,7 +60,41 @@ def take() -> Census:
     for child, place in _places(known, {id(known), id(bounded)}):
         if not _is_bounded(child) and id(child) not in bounded:
             elements[place] += len(child)
-    return Census(sys.getallocatedblocks(), dict(objects), dict(elements))
+    return Census(bytes_in_use, dict(objects), dict(elements))
+
+
+class _MallInfo(ctypes.Structure):
+    """The struct mallinfo2 of glibc's malloc.h.  ``uordblks`` are the bytes in use, ``hblkhd`` those in maps."""
+
+    _fields_ = (
+        ("_before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("_between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("_after", ctypes.c_size_t * 2),
+    )
+
+
+def _malloc_bytes() -> int:
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _MallInfo
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+def _pymalloc_bytes() -> int:
+    """Return what the interpreter's allocator of small objects has handed out, which only its report says."""
+    with tempfile.TemporaryFile("w+") as report:
+        stderr = os.dup(2)
+        os.dup2(report.fileno(), 2)
+        sys._debugmallocstats()
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        report.seek(0)
+        found = re.search(r"bytes in allocated blocks += +([0-9,]+)", report.read())
+    assert found is not None
+    return int(found[1].replace(",", ""))
 
 
 def _is_counted(kind: type) -> bool:

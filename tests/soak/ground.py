@@ -103,7 +103,7 @@ def _figures(pid: int, counted: census.Census) -> dict[str, float]:
         "rss_bytes": _anonymous_bytes(pid),
         "threads": process.threads,
         "descriptors": process.descriptors,
-        "blocks": counted.blocks,
+        "bytes_in_use": counted.bytes_in_use,
         **{f"objects {name}": count for name, count in counted.objects.items()},
         **{f"elements {name}": count for name, count in counted.elements.items()},
     }

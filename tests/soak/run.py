@@ -20,9 +20,9 @@ LEAST_PERIOD_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 0.3
 """Time between the last answer and a sample, in which sessions end and connections close."""
 MONTH_HOURS: Final = 30 * 24
-RSS_HOURS: Final = 1.0
-"""Shortest run whose resident memory is judged: in a shorter one the allocator's steps hide a slope."""
-RSS_BYTES_A_MONTH: Final = 10 << 20
+BYTES_HOURS: Final = 1.0
+"""Shortest run whose memory is judged: in a shorter one what comes and goes hides a slope."""
+BYTES_A_MONTH: Final = 10 << 20
 ALLOWED: Final = 8.0
 ALLOWED_SHARE: Final = 0.01
 """A figure is level if it certainly rises by no more than this many, and this share of itself, within a run."""
@@ -43,8 +43,9 @@ class Sample(NamedTuple):
 class Figures:
     """A run.  ``figures`` counts what was judged: threads, descriptors, objects by class, elements by collection.
 
-    ``rss_mib`` is the daemon's anonymous resident memory at the end, and ``rss_mib_a_month`` the upper bound of its
-    slope.  ``grows`` counts the figures that grow, and ``unclear`` those that may grow or not.
+    ``rss_mib`` is the daemon's anonymous resident memory at the end, ``in_use_mib`` what its allocators have handed out
+    of it, and ``in_use_mib_a_month`` the upper bound of the slope of that.  ``grows`` counts the figures that grow, and
+    ``unclear`` those that may grow or not.
     """
 
     soak: str
@@ -52,7 +53,8 @@ class Figures:
     done: int
     unit: str
     rss_mib: float
-    rss_mib_a_month: float
+    in_use_mib: float
+    in_use_mib_a_month: float
     figures: int
     grows: int
     unclear: int
@@ -71,12 +73,13 @@ class Run(NamedTuple):
         return {
             **asdict(self.figures),
             "at_hours": [round(sample.hours, 4) for sample in shown],
-            "rss_bytes": [sample.values["daemon rss_bytes"] for sample in shown],
+            **{
+                name: [sample.values[f"daemon {name}"] for sample in shown]
+                for name in ("rss_bytes", "bytes_in_use", "threads", "descriptors")
+            },
             "objects": [
                 sum(v for name, v in sample.values.items() if name.startswith("daemon objects")) for sample in shown
             ],
-            "threads": [sample.values["daemon threads"] for sample in shown],
-            "descriptors": [sample.values["daemon descriptors"] for sample in shown],
         }
 
 
@@ -94,8 +97,8 @@ def run(name: str, soak: Soak, hours: float, say: Callable[[str], None], leaks: 
                 next_at = now + period
             if now >= said_at + SAY_SECONDS:
                 said_at = now
-                rss = samples[-1].values["daemon rss_bytes"] / 2**20
-                say(f"{name}: {now - began:.0f} s, {done:,} {soak.unit}, RSS {rss:.1f} MiB")
+                in_use = samples[-1].values["daemon bytes_in_use"] / 2**20
+                say(f"{name}: {now - began:.0f} s, {done:,} {soak.unit}, {in_use:.2f} MiB in use")
             done += repeat()
     return judge(name, soak.unit, samples)
 
@@ -115,17 +118,18 @@ def judge(name: str, unit: str, samples: Sequence[Sample]) -> Run:
     for figure in sorted({name for sample in judged for name in sample.values if not is_told_only(name)}):
         found = growth(hours, [sample.values.get(figure, 0.0) for sample in judged])
         look(figure, found, ALLOWED + ALLOWED_SHARE * found.level)
-    rss = growth(hours, [sample.values["daemon rss_bytes"] for sample in judged])
+    in_use = growth(hours, [sample.values["daemon bytes_in_use"] for sample in judged])
     months = (hours[-1] - hours[0]) / MONTH_HOURS
-    if samples[-1].hours >= RSS_HOURS:
-        look("daemon rss_bytes", rss, RSS_BYTES_A_MONTH * months)
+    if samples[-1].hours >= BYTES_HOURS:
+        look("daemon bytes_in_use", in_use, BYTES_A_MONTH * months)
     figures = Figures(
         name,
         round(samples[-1].hours, 2),
         samples[-1].done,
         unit,
         round(samples[-1].values["daemon rss_bytes"] / 2**20, 1),
-        round(rss.upper / months / 2**20, 1),
+        round(samples[-1].values["daemon bytes_in_use"] / 2**20, 1),
+        round(in_use.upper / months / 2**20, 1),
         verdicts.total(),
         verdicts["GROWS"],
         verdicts["unclear"],
@@ -142,4 +146,4 @@ def is_told_only(name: str) -> bool:
     of, _, what = name.partition(" ")
     kind, _, owner = what.partition(" ")
     is_ours = of != "client" or kind in ("threads", "descriptors") or owner.startswith(("producerd.", "spark_client."))
-    return what in ("rss_bytes", "blocks", "JVM descriptors") or not is_ours
+    return what in ("rss_bytes", "bytes_in_use", "JVM descriptors") or not is_ours

@@ -13,13 +13,14 @@ from tests.soak.run import Sample, judge
 
 SAMPLES = 80
 BATCHES = 20  # of which the daemon may not have seen the last clients leave
+MEMORY = {"daemon rss_bytes": 1e8, "daemon bytes_in_use": 5e7}
 chance = random.Random(1)
 
 
 def samples(value: Callable[[int], float], *, hours: float = 0.1) -> list[Sample]:
     """Return samples in which one count has these values, and the memory is level."""
     return [
-        Sample(hours * number / (SAMPLES - 1), number, {"daemon rss_bytes": 1e8, "daemon threads": value(number)})
+        Sample(hours * number / (SAMPLES - 1), number, MEMORY | {"daemon threads": value(number)})
         for number in range(SAMPLES)
     ]
 
@@ -51,7 +52,7 @@ def test_the_bounds_of_a_growth_are_about_its_slope() -> None:
 def test_memory_may_grow_by_ten_mebibytes_a_month(bytes_an_hour: float, grows: int) -> None:
     for hours, judged in ((0.5, 0), (2.0, 1)):
         rising = [
-            sample._replace(values={"daemon rss_bytes": 1e8 + bytes_an_hour * sample.hours})
+            sample._replace(values=MEMORY | {"daemon bytes_in_use": 5e7 + bytes_an_hour * sample.hours})
             for sample in samples(lambda _: 0, hours=hours)
         ]
         assert judge("soak", "things", rising).figures.grows == grows * judged
