@@ -52,7 +52,7 @@ def take() -> Census:
     """Count what this process holds, by a walk over every object that the garbage collector knows."""
     gc.unfreeze()  # the daemon has frozen what it made at its start, also the collections that fill later
     gc.collect()
-    bytes_in_use = _malloc_bytes() + _pymalloc_bytes()
+    bytes_in_use = malloc_bytes() + _pymalloc_bytes()
     known = gc.get_objects()
     bounded = {id(item) for each in known if _is_bounded(each) for item in each}
     objects = Counter(_name(type(each)) for each in known if _is_counted(type(each)) and id(each) not in bounded)
@@ -75,7 +75,8 @@ class _MallInfo(ctypes.Structure):
     )
 
 
-def _malloc_bytes() -> int:
+def malloc_bytes() -> int:
+    """Return what malloc has handed out of its heaps and in maps of their own."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _MallInfo
     found = mallinfo2()

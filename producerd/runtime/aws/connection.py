@@ -21,6 +21,10 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 """Largest answer, apart from its body; Kinesis sends less than 1 KB."""
 JOINED_BYTES: Final = 12 * 1024
 """Largest body that is written together with its head: then both are one record of TLS, which has up to 16 KiB."""
+PIECE_BYTES: Final = 64 * 1024
+"""Most of a body that is written at once: until it ends, a connection keeps a buffer of TLS for the largest piece."""
+MOST_WAITING_BYTES: Final = 2**31 - 1
+"""The most that uvloop takes for a limit.  Requests in flight have a limit of their own."""
 TOO_LARGE: Final = b""
 """The body of an answer that is larger than any of Kinesis's: no reader accepts it, and the status still counts."""
 NOT_HTTP: Final = (HttpParserError, HttpParserUpgrade)
@@ -72,7 +76,7 @@ class HttpConnection(asyncio.Protocol):
         """Speak TLS from now on, inside of what the connection speaks already.  Raise OSError and ssl.SSLError."""
         name = host.removesuffix(".")  # no certificate has the dot of a full name
         inner: Any = await self._loop.start_tls(self._transports[-1], self, tls, server_hostname=name)
-        self._transports.append(inner)
+        self._add(inner)
         if inner.is_closing():  # uvloop takes the end of the outer TLS for the end of the handshake
             raise ConnectionResetError("the peer has closed it")
 
@@ -89,10 +93,14 @@ class HttpConnection(asyncio.Protocol):
             self._expiry.cancel()
         self._answer = self._loop.create_future()
         self._parser, self._head_bytes, self._ends_with_connection = HttpResponseParser(self), 0, False
+        transport = self._transports[-1]
         if len(body) <= JOINED_BYTES:
-            self._transports[-1].write(b"".join((head, body)))
+            transport.write(b"".join((head, body)))
         else:
-            self._transports[-1].writelines((head, body))
+            pieces = memoryview(body)
+            transport.writelines((head, pieces[:PIECE_BYTES]))
+            for begin in range(PIECE_BYTES, len(body), PIECE_BYTES):
+                transport.write(pieces[begin : begin + PIECE_BYTES])
         try:
             return await self._answer
         finally:  # an idle connection keeps no answer, and a failed one is in no reference cycle
@@ -115,6 +123,11 @@ class HttpConnection(asyncio.Protocol):
             self._transports[-1].abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._add(transport)
+
+    def _add(self, transport: Any) -> None:
+        """Let the transport take every piece at once: TLS keeps a buffer of what it could not hand on."""
+        transport.set_write_buffer_limits(high=MOST_WAITING_BYTES)
         self._transports.append(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:

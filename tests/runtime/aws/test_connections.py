@@ -37,6 +37,7 @@ from tests.daemon import PATIENCE_SECONDS, START_SECONDS, until_on_loop
 from tests.runtime.aws.kernel import full
 from tests.runtime.aws.mute import sockets_to
 from tests.runtime.aws.reaching import FLIGHTS, STORED, reached, request_of
+from tests.soak.census import malloc_bytes
 
 MIB: Final = 1 << 20
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
@@ -750,6 +751,20 @@ async def test_a_request_that_has_ended_waits_for_no_garbage_collector(is_answer
         finally:
             gc.enable()
         assert len(peers) == (1 if is_answered else 30)
+
+
+async def test_a_connection_that_waits_keeps_no_buffer_for_its_largest_request(to: Callable[[Script], Any]) -> None:
+    async def say(peer: Peer) -> None:
+        while True:
+            await peer.asked()
+            await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with to(say) as (connections, _):
+        await put(connections)
+        before = malloc_bytes()
+        await put(connections, bytes(16 * MIB))
+        assert connections.idle == 1
+        assert malloc_bytes() - before < 4 * MIB
 
 
 async def test_a_connection_that_waits_keeps_no_answer() -> None:
