@@ -1,7 +1,7 @@
 """Draw the soaks as small multiples: ``python -m tests.soak.picture CURVES SVG``.
 
 CURVES is a file of ``./dev soak --curves``; of several runs of one soak the last counts.  Each figure is shown relative
-to its median after the warm-up.
+to its median after the warm-up, beside the words of the report that it answers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from tests.soak.growth import WARM_UP
+from tests.soak.soaks import SOAKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ INK: Final = "#24292f"
 QUIET: Final = "#6e7781"
 SHADE: Final = "#f0f2f5"
 LINES: Final = {
-    "rss_bytes": ("memory", "#0072b2"),
+    "bytes_in_use": ("memory in use", "#0072b2"),
     "objects": ("objects", "#d55e00"),
     "threads": ("threads", "#009e73"),
 }
@@ -44,10 +45,10 @@ def draw(curves: Path, svg: Path) -> None:
     rows = math.ceil(len(runs) / COLUMNS)
     with matplotlib.rc_context({"svg.hashsalt": "producerd", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure((WIDTH, ROW_HEIGHT * rows + 0.5), layout="constrained", facecolor="white")
-        panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).flat
+        panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).ravel()
         for axes, run in zip(panels, runs.values(), strict=False):
             _panel(axes, run)
-        for axes in [*panels]:  # that no run has taken
+        for axes in panels[len(runs) :]:
             axes.set_axis_off()
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=len(LINES), frameon=False)
@@ -62,7 +63,10 @@ def _panel(axes: Axes, run: Mapping[str, Any]) -> None:
         axes.plot(minutes, values / np.median(values[judged]), label=label, color=colour, linewidth=1.2)
     axes.axvspan(0, WARM_UP * minutes[-1], color=SHADE, linewidth=0, zorder=0)
     axes.set_title(run["soak"].replace("_", " "), loc="left", fontsize=9, fontweight="bold", color=INK)
-    axes.set_title(f"{run['done']:,} {run['unit']}, {run['rss_mib']:.0f} MiB", loc="right", fontsize=8, color=QUIET)
+    done = f"{run['done']:,} {run['unit']}, {run['in_use_mib']:.0f} MiB"
+    report = SOAKS[run["soak"]].report
+    for at, style, text in ((0.42, "normal", done), (0.06, "italic", report)):
+        axes.text(0.5, at, text, transform=axes.transAxes, ha="center", fontsize=8, fontstyle=style, color=QUIET)
     axes.set(xlim=(0, minutes[-1]), ylim=(0, TOP), xlabel="minutes")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.tick_params(colors=INK, labelsize=8)

@@ -32,18 +32,24 @@ THROTTLE: Final = {"kind": "throttle"}
 AT_ONCE: Final = 16
 """Clients that come and go side by side."""
 STORM_SECONDS: Final = 1.5
+UNEQUAL: Final = "state that grows where writers\nand shards differ in number"
 STEPS: Final = 5
 """Reshards of each stream before rows follow, for which the daemon must read the list of shards again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """``what`` is repeated, in words, and ``unit`` is what is counted.  ``lacks`` says what this machine lacks."""
+    """``what`` is repeated, in words, and ``unit`` is what is counted.
+
+    ``report`` has the words of a report about another producer, for what grew there.  ``lacks`` says what this machine
+    lacks.
+    """
 
     what: str
     unit: str
     hold: Callable[[Ground], AbstractContextManager[Repeat]]
     shards: int
+    report: str
     lacks: Callable[[], str]
 
 
@@ -51,15 +57,19 @@ SOAKS: Final[dict[str, Soak]] = {}
 
 
 def soak(
-    what: str, unit: str, *, shards: int = 4, lacks: Callable[[], str] = str
+    what: str, unit: str, *, shards: int = 4, report: str = "", lacks: Callable[[], str] = str
 ) -> Callable[[Callable[[Ground], Iterator[Repeat]]], None]:
     def register(hold: Callable[[Ground], Iterator[Repeat]]) -> None:
-        SOAKS[hold.__name__] = Soak(what, unit, contextlib.contextmanager(hold), shards, lacks)
+        SOAKS[hold.__name__] = Soak(what, unit, contextlib.contextmanager(hold), shards, report, lacks)
 
     return register
 
 
-@soak("rows with the same 8,192 keys, to a plain, an aggregated and a per_key stream", "rows")
+@soak(
+    "rows with the same 8,192 keys, to a plain, an aggregated and a per_key stream",
+    "rows",
+    report="“this queue may grow indefinitely”\n(FLINK-9374)",
+)
 def fixed_keys(ground: Ground) -> Iterator[Repeat]:
     ground.start_daemon()
     keys = dict.fromkeys(STREAMS, keys_from(0, KEYS))
@@ -71,7 +81,11 @@ def fixed_keys(ground: Ground) -> Iterator[Repeat]:
     yield repeat
 
 
-@soak("rows that each have a key of their own", "rows")
+@soak(
+    "rows that each have a key of their own",
+    "rows",
+    report="“expired events/keys not removed\nfrom state” (FLINK-19970)",
+)
 def rotating_keys(ground: Ground) -> Iterator[Repeat]:
     ground.start_daemon()
     counts, first = {"plain": 2_000, "packed": 40_000, "ordered": 8_000}, itertools.count(step=40_000)
@@ -84,12 +98,18 @@ def rotating_keys(ground: Ground) -> Iterator[Repeat]:
     yield repeat
 
 
-@soak("micro-batches of a Spark query that 4 tasks write to 2 shards", "micro-batches", shards=2, lacks=lacks)
+@soak(
+    "micro-batches of a Spark query that 4 tasks write to 2 shards",
+    "micro-batches",
+    shards=2,
+    report=UNEQUAL,
+    lacks=lacks,
+)
 def more_writers_than_shards(ground: Ground) -> Iterator[Repeat]:
     yield from _micro_batches(ground, 4)
 
 
-@soak("micro-batches of a Spark query that 2 tasks write to 4 shards", "micro-batches", lacks=lacks)
+@soak("micro-batches of a Spark query that 2 tasks write to 4 shards", "micro-batches", report=UNEQUAL, lacks=lacks)
 def more_shards_than_writers(ground: Ground) -> Iterator[Repeat]:
     yield from _micro_batches(ground, 2)
 
@@ -106,7 +126,12 @@ def _micro_batches(ground: Ground, writers: int) -> Iterator[Repeat]:
         yield repeat
 
 
-@soak("storms that throttle every record, in each of which a Spark query ends and starts again", "storms", lacks=lacks)
+@soak(
+    "storms that throttle every record, in each of which a Spark query ends and starts again",
+    "storms",
+    report="“the more restarts we do, the more of these\nwe have hanging around” (KPL, issue 98)",
+    lacks=lacks,
+)
 def throttling_storms(ground: Ground) -> Iterator[Repeat]:
     ground.start_daemon()
     with SparkQuery.running(ground.folder, ground.socket, 2) as query:
