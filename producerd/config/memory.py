@@ -26,8 +26,8 @@ IDLE_BYTES: Final = 160 * MIB
 """Resident memory of a daemon that has sent nothing: 117 MiB measured, half of it libraries, and a margin."""
 QUEUED_FACTOR: Final = 1.2
 """Resident bytes per queued byte, measured."""
-IN_FLIGHT_FACTOR: Final = 4.2
-"""Resident bytes per byte of unanswered requests, measured."""
+IN_FLIGHT_FACTOR: Final = 2.2
+"""Resident bytes per byte of unanswered requests: a body, and what of it is encrypted and waits for the network."""
 LARGEST_RECORD_BYTES: Final = 10 * MIB
 """Size of the largest record of any stream.  One such record may exceed node_max_in_flight_bytes (`NodeInFlight`)."""
 JOB_FACTOR: Final = 8
