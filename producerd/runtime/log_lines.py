@@ -98,7 +98,7 @@ class LogLines(logging.Handler):
         self._changed = threading.Condition()  # its lock guards all attributes below
         self._lines: deque[Line] = deque()
         self._held_bytes = 0  # including the line that is being written
-        self._recent: deque[bytes] = deque()
+        self._recent: deque[bytes] = deque(maxlen=RECENT_LINES)
         self._recent_bytes = 0
         self._overflows = False
         self._fails = False  # the last line could not be written: no reader is left, or the disk is full
@@ -162,10 +162,10 @@ class LogLines(logging.Handler):
             self._changed.notify()  # also to report what was dropped while nothing waits to be written
 
     def _keep(self, line: bytes) -> None:
-        self._recent.append(line)
         self._recent_bytes += len(line)
-        while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_LINES:
+        while self._recent_bytes > RECENT_BYTES or len(self._recent) == RECENT_LINES:
             self._recent_bytes -= len(self._recent.popleft())
+        self._recent.append(line)
 
     def recent(self) -> list[str]:
         """Return the last lines, also those that were not written."""

@@ -1,7 +1,7 @@
 """Draw the soaks as small multiples: ``python -m tests.soak.picture CURVES SVG``.
 
 CURVES is a file of ``./dev soak --curves``; of several runs of one soak the last counts.  Each figure is shown relative
-to its median after the warm-up, beside the words of the report that it answers.
+to its median after the warm-up, next to the words of the report that it answers.
 """
 
 from __future__ import annotations
