@@ -13,6 +13,9 @@ metadata:
     {{- include "producerd.podAnnotations" . | nindent 4 }}
 {{- end }}
 spec:
+  # If the nodes of your executors have taints, tolerate them here: Spark has no property for it.
+  # tolerations:
+  #   - {key: workload, operator: Equal, value: spark, effect: NoSchedule}
   securityContext:
     # The group of the socket.
     supplementalGroups: [{{ .Values.securityContext.runAsGroup }}]
