@@ -86,9 +86,7 @@ def decommissioning(trial: Trial) -> str:
 @case
 def twenty_sidecars(trial: Trial) -> str:
     """Twenty executors of one job, each with a sidecar, on two nodes."""
-    small = {'memory = "384 MiB"': 'memory = "184 MiB"'}
-    less = ("--set=resources.requests.memory=200Mi", "--set=resources.limits.memory=200Mi")
-    trial.sidecars(*less, "--set=resources.requests.cpu=20m", changes=small)
+    trial.sidecars()
     properties = {
         "spark.executor.instances": 20,
         "spark.kubernetes.executor.request.cores": "20m",

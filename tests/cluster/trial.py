@@ -97,15 +97,15 @@ class Trial:
 
     # ---- releases
 
-    def values(self, mode: str, changes: Mapping[str, str]) -> Path:
-        """Write the example's values for a mode, for this cluster, with texts replaced."""
+    def values(self, mode: str, setting: str) -> Path:
+        """Write the example's values for a mode, for this cluster, with one setting more."""
         endpoint = f'endpoint_url = "http://{CONTROL.address}:{KINESIS_PORT}"'
         text = EXAMPLES[mode].read_text()
         for old, new in {
             "REGISTRY/producerd": PRODUCERD.partition(":")[0],
             'region = "eu-west-1"': f'region = "us-east-1"\n  {endpoint}',
             "  [streams.flights]": f"  [streams.{STREAM}]\n\n  [streams.flights]",
-            **changes,
+            SETTING: f"{SETTING}\n  {setting}",
         }.items():
             assert old in text, f"{old} is not in the example"
             text = text.replace(old, new)
@@ -122,13 +122,11 @@ class Trial:
         *options: str,
         mode: str = "daemonset",
         namespace: str = "",
-        changes: Mapping[str, str] | None = None,
         setting: str = "",
     ) -> None:
         """Install or upgrade the release of a namespace, with one setting more."""
         namespace = namespace or {"daemonset": DAEMONS, "sidecar": TEAM}[mode]
-        added = {SETTING: f"{SETTING}\n  {setting}"} if setting else {}
-        file = self.values(mode, {**(changes or {}), **added})
+        file = self.values(mode, setting)
         told = ["upgrade", "--install", "producerd", str(CHART), "--namespace", namespace, "--create-namespace"]
         helm(*told, "--values", file, *options)
 
@@ -141,12 +139,11 @@ class Trial:
         self,
         *options: str,
         security: str = "privileged",
-        changes: Mapping[str, str] | None = None,
         setting: str = "",
     ) -> None:
         """Install or upgrade the release for sidecars, in a namespace that admits by this standard."""
         make_namespace(TEAM, security)
-        self.upgrade(*options, mode="sidecar", changes=changes, setting=setting)
+        self.upgrade(*options, mode="sidecar", setting=setting)
 
     def rolled_out(self) -> None:
         status = ["rollout", "status", "daemonset/producerd", f"--timeout={ROLL_OUT_SECONDS:.0f}s"]
