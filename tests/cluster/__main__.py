@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from benchmarks.interrupts import interrupts
 from benchmarks.table import answer, say
-from tests.cluster import cases, images, nodes, programs, spark_cases
+from tests.cluster import cases, cloud_cases, images, nodes, programs, spark_cases
 from tests.cluster.trial import CASES, Figures, run
 from tools.kubernetes import install_kubernetes_tools
 
 SMOKE = "smoke"
-assert {cases, spark_cases}  # they register their cases
+assert {cases, cloud_cases, spark_cases}  # they register their cases
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,6 +123,14 @@ def start_kinesis() -> None:
     streams = [f"--stream={name}" for name in STREAMS]
     fake = ["-m", "producerd.testing.fake_kinesis", "--host", CONTROL.address, "--port", str(KINESIS_PORT), *streams]
     CONTROL.start("kinesis", sys.executable, *fake)
+
+
+def ask_kinesis(path: str, settings: Mapping[str, object] | None = None) -> Any:
+    """Return what the fake Kinesis answers to a call of its control.  With settings the call sets them."""
+    url = f"http://{CONTROL.address}:{KINESIS_PORT}/_fake/{path}"
+    body = None if settings is None else json.dumps(settings).encode()
+    ask = f"import urllib.request as u; print(u.urlopen({url!r}, {body!r}).read().decode())"
+    return json.loads(CONTROL.run("python3", "-c", ask))
 
 
 def start_controllers() -> None:

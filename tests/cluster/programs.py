@@ -24,6 +24,7 @@ from tools.kubernetes import HELMS, install_from_wheel
 VERSION: Final = "v1.34.4"
 """Of k8s.io/kubernetes.  Its modules such as k8s.io/api have the version 0.34.4."""
 PROMETHEUS: Final = "github.com/prometheus/prometheus@v0.313.5"
+KUBE_ROUTER: Final = "github.com/cloudnativelabs/kube-router/v2@v2.1.0"
 BIN: Final = FOLDER / "bin"
 KUBECTL: Final = TOOLS / "kubectl"
 PROGRAMS: Final = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy")
@@ -71,12 +72,22 @@ def build() -> None:
 
 def build_prometheus() -> Path:
     """Build Prometheus with its discovery in Kubernetes, which Debian's lacks, in some 6 minutes, and return it."""
-    program = BIN / "prometheus"
-    if not program.exists():
-        package = f"{PROMETHEUS.partition('@')[0]}/cmd/prometheus"
-        require = f"go 1.25\n\nrequire {PROMETHEUS.replace('@', ' ')}\n"
-        _build(_module("prometheus", lambda: require, [package]), package, "", "remove_all_sd,enable_kubernetes_sd")
-    return program
+    return _build_alone(PROMETHEUS, "remove_all_sd,enable_kubernetes_sd")
+
+
+def build_kube_router() -> Path:
+    """Build what enforces network policies, in some 5 minutes, and return it."""
+    return _build_alone(KUBE_ROUTER, "")
+
+
+def _build_alone(module: str, tags: str) -> Path:
+    """Build the program of a module at a version, unless it is there, and return it."""
+    path, version = module.split("@")
+    name = path.removesuffix("/v2").rpartition("/")[2]
+    if not (BIN / name).exists():
+        package, require = f"{path}/cmd/{name}", f"go 1.25\n\nrequire {path} {version}\n"
+        _build(_module(name, lambda: require, [package]), package, "", tags)
+    return BIN / name
 
 
 def _build(module: Path, package: str, flags: str, tags: str = "") -> None:

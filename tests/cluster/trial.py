@@ -25,7 +25,7 @@ from benchmarks.table import say
 from tests.cluster import nodes
 from tests.cluster.images import PRODUCERD, spark_image
 from tests.cluster.keys import kubeconfig
-from tests.cluster.nodes import CONTROL, KINESIS_PORT, NODES, STREAM, get, helm, kubectl
+from tests.cluster.nodes import CONTROL, KINESIS_PORT, NODES, STREAM, ask_kinesis, get, helm, kubectl
 from tests.cluster.place import FOLDER, RUN, Failed, Place, end, until
 from tests.cluster.programs import KUBECTL
 from tests.system.charts import CHART, EXAMPLES
@@ -309,9 +309,7 @@ class Trial:
         """Return the number of acknowledged records, and how many of them Kinesis lacks."""
         acknowledged = {name: self.acknowledged(name) for name in self._clients}
         stored: dict[str, set[int]] = {name: set() for name in acknowledged}
-        url = f"http://{CONTROL.address}:{KINESIS_PORT}/_fake/records?stream={STREAM}"
-        ask = f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
-        for record in json.loads(CONTROL.run("python3", "-c", ask))["records"]:
+        for record in ask_kinesis(f"records?stream={STREAM}")["records"]:
             match = RECORD.match(b64decode(record["data"]))
             if match and (name := match[1].decode()) in stored:
                 stored[name].add(int(match[2]))
