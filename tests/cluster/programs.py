@@ -28,7 +28,10 @@ KUBE_ROUTER: Final = "github.com/cloudnativelabs/kube-router/v2@v2.1.0"
 BIN: Final = FOLDER / "bin"
 KUBECTL: Final = TOOLS / "kubectl"
 PROGRAMS: Final = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy")
-NEEDED: Final = ("go", "etcd", "containerd", "runc", "podman", "mmdebstrap", "iptables", "conntrack", "openssl")
+NEEDED: Final = (
+    *("go", "etcd", "containerd", "runc", "podman", "mmdebstrap"),
+    *("iptables", "ipset", "conntrack", "openssl"),
+)
 PACKAGES: Final = ("etcd-server", "containernetworking-plugins", *NEEDED[2:])
 PLUGINS: Final = Path("/usr/lib/cni")
 SOURCE: Final = """//go:build tools
