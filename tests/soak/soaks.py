@@ -219,9 +219,9 @@ def rotating_credentials(ground: Ground) -> Iterator[Repeat]:
 
         def repeat() -> int:
             handed = len(endpoint.ends)
-            until(lambda: len(endpoint.ends) > handed, "a renewal")
-            ground.service.control("settings", expired_access_keys=endpoint.expired())
-            ground.write_at_once(dict.fromkeys(STREAMS, SOME))
+            while len(endpoint.ends) == handed:  # a request begins the renewal
+                ground.service.control("settings", expired_access_keys=endpoint.expired())
+                ground.write_at_once(dict.fromkeys(STREAMS, SOME))
             return len(endpoint.ends) - handed
 
         yield repeat
