@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -33,6 +34,8 @@ AT_ONCE: Final = 16
 """Clients that come and go side by side."""
 STORM_SECONDS: Final = 1.5
 UNEQUAL: Final = "state that grows where writers\nand shards differ in number"
+DAY_SECONDS: Final = 0.3
+"""Time between two streams: what is kept for the last minute is level only if their rate is."""
 STEPS: Final = 5
 """Reshards of each stream before rows follow, for which the daemon must read the list of shards again."""
 
@@ -202,6 +205,7 @@ def streams_by_day(ground: Ground) -> Iterator[Repeat]:
     days = itertools.count()
 
     def repeat() -> int:
+        time.sleep(DAY_SECONDS)
         name = f"day-{next(days)}"
         ground.service.control("streams", name=name, shards=2)
         ground.write(name, SOME)
