@@ -151,14 +151,18 @@ def test_settings_within_a_memory_hold_fit_and_say_why_they_are_lower() -> None:
 
 @pytest.mark.parametrize("given", ["10 MiB", "223 MiB"])
 def test_a_memory_that_is_too_small_is_refused_with_the_least_one(given: str) -> None:
-    with pytest.raises(ConfigurationError, match=f'memory = "{given}": no limits are low enough; at least 224 MiB'):
+    with pytest.raises(
+        ConfigurationError, match=rf'memory = "{given}" \(--set\): no limits are low enough; at least 224 MiB'
+    ):
         settings(f"memory={given}")
     assert settings("memory=224 MiB").node.max_streams == 1
 
 
 def test_where_the_streams_leave_no_lower_limits_it_says_so_too() -> None:
     many = [f"streams.s{number}.queue_limit=10" for number in range(64)]
-    with pytest.raises(ConfigurationError, match=r'memory = "400 MiB": no limits are low enough; at least 680 MiB'):
+    with pytest.raises(
+        ConfigurationError, match=r'memory = "400 MiB" \(--set\): no limits are low enough; at least 680 MiB'
+    ):
         settings("memory=400 MiB", "node_queue_limit_bytes=128 MiB", *many)
     assert len(settings("memory=680 MiB", "node_queue_limit_bytes=128 MiB", *many).streams) == 64
 

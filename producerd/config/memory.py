@@ -162,7 +162,9 @@ def within_memory(config: Config) -> Config:
     given, fitting = assignment("memory", most_bytes), lowered(config, most_bytes)
     if fitting is None:
         least = min(map(needed_bytes, _lower(config)), key=lambda need: need.bytes, default=needed_bytes(config))
-        raise ConfigurationError((f"{given}: no limits are low enough; at least {least.mib} with these settings",))
+        place = config.origins["memory"]
+        problem = f"{given} ({place}): no limits are low enough; at least {least.mib} with these settings"
+        raise ConfigurationError((problem,))
     tables = {"": (config.node, fitting.node), "defaults.": (config.defaults, fitting.defaults)}
     for name, settings in config.streams.items():
         tables[f"streams.{json.dumps(name)}."] = (settings, fitting.streams[name])

@@ -445,6 +445,12 @@ def test_results_in_another_place_are_no_results_in_cbor(
     assert answers.stored(b"\xa1\x67Records" + results[:-1], 3) is None
 
 
+@pytest.mark.parametrize("length", [b"\x80", b"\x81", b"\x98\x01", b"\x82", b"\x84"])
+def test_a_list_in_cbor_that_names_another_length_has_no_results(length: bytes) -> None:
+    results = cbor2.dumps([{"SequenceNumber": "1", "ShardId": "s"}] * 3).removeprefix(b"\x83")
+    assert answers.stored(b"\xa1\x67Records" + length + results, 3) is None
+
+
 @pytest.mark.parametrize("write", WRITERS[1:])
 @pytest.mark.parametrize(
     ("right", "wrong"), [(b"0000000009", b"000000000:"), (b"0000000009", b"000000000/"), (b"shard-9", b'shar"-9')]

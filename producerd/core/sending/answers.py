@@ -172,6 +172,8 @@ _CBOR: Final = _Form(
     separator=b"",
     numbers=(b"\0", b"\1", b"\2", b"\3"),
 )
+UNTIL_BREAK: Final = b"\x9f"
+"""How a list begins that has no length.  (Source: RFC 8949, 3.2.2.)"""
 _NAME: Final = re.compile(rb"[\w.-]+")
 
 
@@ -209,6 +211,8 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 return None
             if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
                 before = before.removesuffix(of_all) + head(LIST, 1)
+            elif not before.endswith(UNTIL_BREAK):
+                return None
         # A number that does not occur before the results takes their place: cbor2 ignores bytes behind an answer's end.
         number = 0
         while form.numbers[number] in before:

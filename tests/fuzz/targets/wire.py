@@ -7,7 +7,7 @@ from typing import Final
 
 from producerd.errors import ProtocolError
 from producerd.wire import messages
-from producerd.wire.columns import Body, Layout, lay_out
+from producerd.wire.columns import FLAG_RESENT, Body, Layout, lay_out
 from producerd.wire.machine import FrameState, Side
 from producerd.wire.protocol import CONTROL_BUFFER_BYTES, BodyBegins, Event, Protocol
 from tests.fuzz.targets import in_cuts
@@ -89,7 +89,9 @@ class _Peer:
                 if machine.frame_state(event.frame_id) is FrameState.CANCELLING:
                     send(messages.Refused(event.frame_id, 1, "CANCELLED", ""))
             case Body():
-                assert self._granted.pop(event.frame_id) == event.layout, "another body than the granted one"
+                granted, given = self._granted.pop(event.frame_id), event.layout
+                assert given.sizes[:-1] == granted.sizes[:-1], "another body than the granted one"
+                assert not (given.flags ^ granted.flags) & ~FLAG_RESENT, "other flags than the granted ones"
                 assert sum(len(part) for part in event[2:] if part is not None) < event.layout.body_bytes
                 records = event.layout.records
                 send(messages.Ack(event.frame_id, records, records, 0, 0, 0))
