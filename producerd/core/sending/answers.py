@@ -209,10 +209,10 @@ def stored(answer: bytes, entries: int) -> Stored | None:
             result = {"SequenceNumber": str(first[1], "ascii"), "ShardId": str(first[2], "ascii")}
             if form.loads(first[0]) != result:  # the pattern does not compare lengths with what they are of
                 return None
-            if before.endswith(of_all := head(LIST, entries)):  # a list that begins with its length
-                before = before.removesuffix(of_all) + head(LIST, 1)
-            elif not before.endswith(UNTIL_BREAK):
-                return None
+            if not before.endswith(UNTIL_BREAK):
+                if not before.endswith(length := head(LIST, entries)):
+                    return None
+                before = before.removesuffix(length) + head(LIST, 1)
         # A number that does not occur before the results takes their place: cbor2 ignores bytes behind an answer's end.
         number = 0
         while form.numbers[number] in before:
