@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
+from producerd.runtime.aws.connection import IDLE_SECONDS
 from tests.soak.ground import ground
 from tests.soak.growth import BLOCKS, WARM_UP, Growth, growth
 from tests.soak.soaks import Soak
@@ -19,6 +20,10 @@ LEAST_SAMPLES: Final = round(BLOCKS / (1 - WARM_UP)) + 1
 LEAST_PERIOD_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 0.3
 """Time between the last answer and a sample, in which sessions end and connections close."""
+REST_SECONDS: Final = IDLE_SECONDS + 5
+"""Time before a sample of a long run's memory, in which the daemon closes all connections to Kinesis."""
+SAMPLES_A_REST: Final = 3
+"""So that each block has a sample after a rest, which is its lowest."""
 MONTH_HOURS: Final = 30 * 24
 BYTES_HOURS: Final = 1.0
 """Shortest run whose memory is judged: in a shorter one what comes and goes hides a slope."""
@@ -92,7 +97,8 @@ def run(name: str, soak: Soak, hours: float, say: Callable[[str], None], leaks: 
         period, next_at = max(LEAST_PERIOD_SECONDS, hours * 3_600 / SAMPLES), began
         while (now := time.monotonic()) < began + hours * 3_600 or len(samples) < LEAST_SAMPLES:
             if now >= next_at:
-                time.sleep(SETTLE_SECONDS)
+                rests = hours >= BYTES_HOURS and len(samples) % SAMPLES_A_REST == 0
+                time.sleep(REST_SECONDS if rests else SETTLE_SECONDS)
                 samples.append(Sample((now - began) / 3_600, done, held.sample()))
                 next_at = now + period
             if now >= said_at + SAY_SECONDS:
