@@ -529,7 +529,7 @@ def test_an_upgrade_first_checks_the_settings_where_the_daemons_will_run() -> No
 
 def test_the_init_container_has_what_a_quota_asks_of_each_container() -> None:
     (container,) = daemon_pod(rendered("--set=resources.limits.cpu=2"))["spec"]["initContainers"]
-    assert container["resources"]["limits"] == {"cpu": 2, "memory": "1Gi"}
+    assert container["resources"]["limits"] == {"cpu": 2, "memory": "896Mi"}
 
 
 @pytest.mark.promise("change-configuration-restarts")
