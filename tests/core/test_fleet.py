@@ -128,7 +128,7 @@ def test_a_fleet_shares_the_quota(load: float, settles: int, settles_again: int,
 @pytest.mark.parametrize(
     ("aggregate", "record_bytes", "keys", "least", "most"),
     [
-        (False, 1_000, 16_000, 950, 1_001),
+        (False, 1_000, 16_000, 950, 1_026),  # a tenth of a second's more, because all lanes send together
         (False, 1_000, 100, 500, 900),
         (False, 1_000, 4, 15, 60),
         (True, 1_000, 16_000, 950, 1_100),

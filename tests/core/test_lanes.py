@@ -220,6 +220,17 @@ def test_a_lane_that_holds_off_delays_no_other() -> None:
     assert line.shards(now=10.0) == [0]
 
 
+def test_lanes_whose_pace_lets_them_send_soon_join_a_request_that_goes_anyway() -> None:
+    line = Line(5, 5, 5, 5)
+    for shard, opens_at in enumerate((1.0, 1.04, 1.07)):
+        line.pacer(shard).opens_at = opens_at
+    line.lane(3).wait_until(1.045)
+    assert line.try_take(now=0.99) is None, "no request goes"
+    assert line.shards(now=1.0) == [0, 1], "shard 2 gathers for longer, and not the pace holds shard 3"
+    assert line.shards(now=1.045) == [3, 2]
+    assert line.try_take(now=9.0) is None
+
+
 @pytest.mark.parametrize("per_key", [False, True])
 def test_rows_that_keep_failing_come_back_behind_the_others_unless_their_order_counts(per_key: bool) -> None:
     line = Line(6, per_key=per_key, request_max_records=3)

@@ -107,13 +107,16 @@ class Lane:
             self.in_flight - self.slow_in_flight >= MAX_REQUESTS_PER_LANE or self.in_flight >= MAX_REQUESTS_OF_SLOW_LANE
         )
 
-    def ready_at(self, now: float) -> float:
-        """Return when it may send, or ``inf`` if it has no rows or waits for an answer."""
+    def ready_at(self, now: float, sooner_seconds: float = 0.0) -> float:
+        """Return when it may send, or ``inf`` if it has no rows or waits for an answer.
+
+        ``sooner_seconds``: how much sooner than its pace lets it begin a request.
+        """
         if not self.queued or self.waits_for_answers:
             return inf
         paced = 0.0
         if self.pacer is not None:  # plain records, for which this is 0, need not wait for a whole aggregate's bytes
-            paced = self.pacer.ready_at(now, self.pacer.entry_bytes(self.aggregate_max_bytes))
+            paced = self.pacer.ready_at(now, self.pacer.entry_bytes(self.aggregate_max_bytes)) - sooner_seconds
         return max(self.hold_until, paced, self.map_until or 0.0)
 
     def backs_off(self, now: float) -> bool:

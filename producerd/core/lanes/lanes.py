@@ -20,7 +20,7 @@ from producerd.core.lanes.lane import (
     Lane,
     Piece,
 )
-from producerd.core.lanes.pacing import Pacer
+from producerd.core.lanes.pacing import JOINING_SECONDS, Pacer
 from producerd.core.lanes.taken import ANY, Taken
 from producerd.core.rows.sorting import SPAN_BYTES
 from producerd.core.rows.spans import RAW_FROM_STRAYS, Span, place, records_of
@@ -221,6 +221,8 @@ class Lanes:
     ) -> Taken | None:
         """Take rows for one request, or None: many rows each of few lanes, the longest-waiting lane first.
 
+        If it is not full then, lanes join it whose pace would soon let them begin one of their own.
+
         - ``bytes_left``: the most bytes of a single row.  If the first row has more, nothing is taken.
         - ``request_bytes``: the most bytes of several rows together, if that is less than in the rules.
         - ``takes_slow``: take rows of lanes that share no request, too.
@@ -232,12 +234,15 @@ class Lanes:
             self.line_up(lane)
         taken = Taken(min(self._rules.request_max_bytes, request_bytes))
         passed: list[Lane] = []
-        while self._ready:
-            lane = self._ready.popleft()
+        while self._ready or (taken.pieces and self.next_time() <= now + JOINING_SECONDS):
+            joins = not self._ready
+            lane = heapq.heappop(self._held)[2] if joins else self._ready.popleft()
             self._listed.remove(lane)
-            due = lane.ready_at(now)
+            due = lane.ready_at(now, JOINING_SECONDS if joins else 0.0)
             if due > now or self._must_wait(lane):
-                self._hold(lane, due)
+                self._hold(lane, lane.ready_at(now) if joins else due)
+                if joins:
+                    break
                 continue
             if not lane.drop_ended():  # the first of those that are left decide how they are sent
                 continue
@@ -245,7 +250,10 @@ class Lanes:
             if (alone and taken.pieces) or (lane.alone and not takes_slow):
                 self._listed.add(lane)
                 passed.append(lane)
-            elif self._take_from(lane, taken, now, bytes_left) or (alone and taken.pieces):
+                continue
+            before = len(taken.pieces)
+            is_full = self._take_from(lane, taken, now, bytes_left)
+            if is_full or (alone and taken.pieces) or (joins and len(taken.pieces) == before):
                 if taken.pieces or not passes_larger:
                     break
                 passed.append(self._ready.popleft())  # `_take_from` put the lane back: its first row is too large
@@ -290,8 +298,11 @@ class Lanes:
                 lane.wait_until(now + SLOW_LANE_PAUSE_SECONDS)
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not taken.pieces):
             # Its first row is larger than the bucket's tokens or than a request.
-            pacer.held()
-            self._hold(lane, pacer.ready_at(now, ANY))
+            due = lane.ready_at(now)
+            if due <= now:  # otherwise it only tried to join
+                pacer.held()
+                due = pacer.ready_at(now, ANY)
+            self._hold(lane, due)
             return False
         if self._per_key and spans:
             return taken.is_full(rules)  # the lane's other rows wait for the answer
