@@ -99,7 +99,7 @@ def run(name: str, soak: Soak, hours: float, say: Callable[[str], None], leaks: 
             if now >= next_at:
                 rests = hours >= BYTES_HOURS and len(samples) % SAMPLES_A_REST == 0
                 time.sleep(REST_SECONDS if rests else SETTLE_SECONDS)
-                samples.append(Sample((now - began) / 3_600, done, held.sample()))
+                samples.append(Sample((time.monotonic() - began) / 3_600, done, held.sample()))
                 next_at = now + period
             if now >= said_at + SAY_SECONDS:
                 said_at = now
