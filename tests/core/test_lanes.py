@@ -231,6 +231,18 @@ def test_lanes_whose_pace_lets_them_send_soon_join_a_request_that_goes_anyway() 
     assert line.try_take(now=9.0) is None
 
 
+def test_a_lane_that_waits_for_a_full_bucket_joins_no_request_before() -> None:
+    line = Line(0, 5)
+    line.fill(0, 1, size=200_000)
+    pacer = line.pacer(0)
+    pacer.left, pacer.full_at = (10, 100_000), 7.0
+    assert line.shards(now=1.0) == [1]
+    line.fill(1, 5)
+    pacer.left = (10, 250_000)
+    assert line.shards(now=6.99) == [1], "without a full second's slack its shard would throttle it"
+    assert line.shards(now=7.0) == [0]
+
+
 @pytest.mark.parametrize("per_key", [False, True])
 def test_rows_that_keep_failing_come_back_behind_the_others_unless_their_order_counts(per_key: bool) -> None:
     line = Line(6, per_key=per_key, request_max_records=3)

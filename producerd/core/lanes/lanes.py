@@ -48,7 +48,8 @@ class Lanes:
         self._lanes: dict[Shard, Lane] = {}
         self._leaving: list[Lane] = []  # lanes of closed shards, with requests on their way
         self._ready: deque[Lane] = deque()  # lanes with rows, longest-waiting first
-        self._held: list[tuple[float, int, Lane]] = []  # lanes with rows that wait for a time: a heap
+        # A heap of the lanes with rows that wait for a time, and whether they may join a request before it.
+        self._held: list[tuple[float, int, Lane, bool]] = []
         self._listed: set[Lane] = set()  # the lanes in `_ready` or `_held`
         self._numbers = count()
         self.record_limit_bytes = ANY  # the stream's, or no limit while it is not known
@@ -204,7 +205,7 @@ class Lanes:
     def _look_again(self) -> None:
         """Line up the lanes that wait for a time, because they may send sooner now."""
         held, self._held = self._held, []
-        for _, _, lane in held:
+        for _, _, lane, _ in held:
             self._listed.remove(lane)
             self.line_up(lane)
 
@@ -234,7 +235,7 @@ class Lanes:
             self.line_up(lane)
         taken = Taken(min(self._rules.request_max_bytes, request_bytes))
         passed: list[Lane] = []
-        while self._ready or (taken.pieces and self.next_time() <= now + JOINING_SECONDS):
+        while self._ready or (taken.pieces and self._may_join(now)):
             joins = not self._ready
             lane = heapq.heappop(self._held)[2] if joins else self._ready.popleft()
             self._listed.remove(lane)
@@ -299,10 +300,11 @@ class Lanes:
         elif lane.queued and pacer is not None and not one_larger and (paced_bytes < room or not taken.pieces):
             # Its first row is larger than the bucket's tokens or than a request.
             due = lane.ready_at(now)
-            if due <= now:  # otherwise it only tried to join
+            if due > now:  # it only tried to join
+                self._hold(lane, due)
+            else:
                 pacer.held()
-                due = pacer.ready_at(now, ANY)
-            self._hold(lane, due)
+                self._hold(lane, pacer.ready_at(now, ANY), joins=False)  # nothing less than a full bucket will do
             return False
         if self._per_key and spans:
             return taken.is_full(rules)  # the lane's other rows wait for the answer
@@ -326,11 +328,15 @@ class Lanes:
             lane.in_flight > 0 or lane.set_aside > 0 or any(overlap(lane.shard, other.shard) for other in self._leaving)
         )
 
-    def _hold(self, lane: Lane, until: float) -> None:
+    def _may_join(self, now: float) -> bool:
+        """Return whether the next lane that waits may be due soon enough to join a request that goes now."""
+        return bool(self._held) and self._held[0][3] and self._held[0][0] <= now + JOINING_SECONDS
+
+    def _hold(self, lane: Lane, until: float, *, joins: bool = True) -> None:
         """Let a lane wait until a time.  ``inf`` leaves it out of both lists until `line_up` lists it again."""
         if until < inf and not self._must_wait(lane):
             self._listed.add(lane)
-            heapq.heappush(self._held, (until, next(self._numbers), lane))
+            heapq.heappush(self._held, (until, next(self._numbers), lane, joins))
 
     def _place(self, span: Span) -> list[Piece]:
         """Sort a span's rows by the newest map."""
