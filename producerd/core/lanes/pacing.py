@@ -40,11 +40,11 @@ ENTRIES_PER_SECOND: Final = 5
 LEAST_ENTRY_BYTES: Final = 1024
 """Size down to which aggregates shrink.  With smaller ones the quota in records would be used up before the bytes'."""
 QUANTUM_SECONDS: Final = 0.1
-"""Seconds of rate that a bucket gathers before its lane may send: a lane that is held back begins up to ten requests a
-second.  With 0.2, 4.9 % of 1 KB plain records are throttled instead of 2.9 %, because more of them come at once."""
+"""Seconds of rate that a bucket gathers before its lane may send: a lane that is held back begins at most ten requests
+per second.  With 0.2, 4.9 % of 1 KB plain records are throttled instead of 2.9 %, because more of them come at once."""
 JOINING_SECONDS: Final = QUANTUM_SECONDS / 2
 """How much sooner a lane may send in a request that another lane begins.  Lanes that are held back so come to send
-together.  If each began its own requests, a record in an aggregate would cost 38 % more with 4 shards."""
+together.  If each began its own requests, a record in an aggregate would cost 39 % more with 4 shards."""
 FIRST_SHARE: Final = 1 / 4
 """Share of a new lane, which begins with one second's tokens, so that a small batch after a pause goes at once.  A lane
 that is alone has the full rate after two answers: 96 % of the quota in its first two seconds (with 1/32: 63 %).  50
