@@ -157,7 +157,7 @@ class Batch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(5))
+@pytest.mark.parametrize("hundred", range(2))
 def test_whatever_a_run_leaves_out_the_streams_have(
     daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hundred: int
 ) -> None:
