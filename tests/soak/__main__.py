@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Repeat one thing for a while, and judge whether anything grows in the daemon and its clients:\n"
         "memory, threads, descriptors, objects of each class, and elements of each collection.",
         epilog="soaks:\n" + "\n".join(f"  {name:{width}}  {each.what}" for name, each in SOAKS.items()) + "\n\n"
-        "A figure is unclear if it may grow or not: a longer run tells.  Memory is judged after an hour.\n\n"
+        "A figure is unclear if it may grow or not: a longer run tells.  Memory is judged in runs of an hour.\n\n"
         "exit code: 0: nothing grows; 1: a figure grows; 2: a wrong option; 130: interrupted",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

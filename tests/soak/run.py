@@ -25,8 +25,8 @@ REST_SECONDS: Final = IDLE_SECONDS + 5
 SAMPLES_A_REST: Final = 3
 """Of this many samples in a long run, one follows a rest.  So each block has such a sample, which is its lowest."""
 MONTH_HOURS: Final = 30 * 24
-BYTES_HOURS: Final = 1.0
-"""Shortest run whose memory is judged: in a shorter one what comes and goes hides a slope."""
+BYTES_HOURS: Final = 0.9
+"""Shortest run whose memory is judged, up to its last sample: in a shorter one what comes and goes hides a slope."""
 BYTES_A_MONTH: Final = 10 << 20
 ALLOWED: Final = 8.0
 ALLOWED_SHARE: Final = 0.01
