@@ -196,6 +196,7 @@ PRIVATE_READS = {
     "tests/core/test_planted_faults.py: _mixed": "a fault calls it",
     "tests/runtime/test_sampling.py: _sample": "a thread's stacks at a chosen moment, of which the profile is a sum",
     "tests/simulation/story.py: _OF_KINESIS": "draws codes from the table, so that no new one is left out",
+    "tests/soak/census.py: _clear_type_cache": "a cache that fills for hours hides what grows",
     "tests/soak/census.py: _debugmallocstats": "Python tells in no other way how many bytes it has handed out",
     "tests/spark/orders.py: _jrdd": "PySpark's only way to a job that can be cancelled from the JVM",
     "tests/spark/test_pod_templates.py: _jvm": "PySpark's only way to Spark's own classes",
