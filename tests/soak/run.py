@@ -23,7 +23,8 @@ SETTLE_SECONDS: Final = 0.3
 REST_SECONDS: Final = IDLE_SECONDS + 5
 """Time before a sample of a long run's memory, in which the daemon closes all connections to Kinesis."""
 SAMPLES_A_REST: Final = 3
-"""Of this many samples in a long run, one follows a rest.  So each block has such a sample, which is its lowest."""
+"""Of this many samples in a long run, one follows a rest.  In a run of two hours each block has such a sample, which is
+its lowest.  In one of an hour some blocks have none."""
 MONTH_HOURS: Final = 30 * 24
 BYTES_HOURS: Final = 0.9
 """Shortest run whose memory is judged, up to its last sample: in a shorter one what comes and goes hides a slope."""
