@@ -93,6 +93,15 @@ def test_a_shard_with_a_hot_key_is_named_while_the_others_have_room(
         assert holding.share > 0.8
 
 
+def test_a_shard_is_hot_also_where_the_daemon_may_use_a_third_of_the_quota_and_another_is_paced_at_times() -> None:
+    world = World(shards=4, shard_rate_fraction=0.3, limit_records=1_000)
+    world.caller(lay_out([HOT_KEY] * 100, [b"x" * 90] * 100)).steady()
+    hot = shard_of(world, HOT_KEY)
+    cold = next(key for key in (b"key %d" % number for number in range(99)) if shard_of(world, key) != hot)
+    world.caller(lay_out([cold] * 90, [b"x" * 90] * 90)).bursts(1, 0.5)
+    assert {holding.cause for holding in looks(world, 3.0)} == {"hot_shard"}
+
+
 def test_two_hot_shards_are_named_one_or_the_other() -> None:
     world = World(shards=16, limit_records=2_000)
     keys = [b"hot 1", b"hot 2", *[b"key %d" % number for number in range(30)]]
