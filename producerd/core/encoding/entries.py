@@ -158,21 +158,23 @@ class _Writer:
 
     def aggregates(self, spans: Sequence[Span], aggregates: Sequence[AggregatedRows]) -> bool:
         """Write the aggregates that the columnar twin made of the lane's rows."""
-        starts = [0, *accumulate(span.records for span in spans)]
-        row = 0
-        for records, chunks in aggregates:
-            if row and self._rules.per_key:
+        following = iter(spans)
+        span = next(following)
+        position = span.first
+        for number, (records, chunks) in enumerate(aggregates):
+            if number and self._rules.per_key:
                 return False
-            place = bisect_right(starts, row) - 1
-            span, position = spans[place], spans[place].first + row - starts[place]
-            row += records
+            while position >= span.last:
+                past, span = position - span.last, next(following)
+                position = span.first + past
             if records == 1:
                 if not self.span(span.cut(position)[1].cut(position + 1)[0]) or not self.close():
                     return False
-                continue
-            self._rows += records
-            if not self._entry(AGGREGATE_KEY, hash_key_of(span, position), chunks, self._rows):
-                return False
+            else:
+                self._rows += records
+                if not self._entry(AGGREGATE_KEY, hash_key_of(span, position), chunks, self._rows):
+                    return False
+            position += records
         return True
 
     def span(self, span: Span) -> bool:
@@ -279,21 +281,25 @@ class _Writer:
         self._rows += 1
         for fragment in fragments:
             self._fragments[len(self._ends)] = fragment.hash_keys
-            self._write(fragment.partition_key, fragment.explicit_hash_key, (fragment.data,), self._rows)
+            fragment_bytes = len(fragment.partition_key) + len(fragment.data)
+            self._write(
+                fragment.partition_key, fragment.explicit_hash_key, (fragment.data,), self._rows, fragment_bytes
+            )
         return True
 
     def _entry(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer], end: int) -> bool:
         """Write one entry, with data in chunks, unless the request would pass its limits."""
         rules = self._rules
-        size = self._payload_bytes + len(key) + sum(map(len, data))
-        if self._ends and (len(self._ends) >= rules.request_max_records or size > rules.request_max_bytes):
+        size = len(key) + sum(map(len, data))
+        if self._ends and (
+            len(self._ends) >= rules.request_max_records or self._payload_bytes + size > rules.request_max_bytes
+        ):
             return False
-        self._write(key, hash_key, data, end)
+        self._write(key, hash_key, data, end, size)
         return True
 
-    def _write(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer], end: int) -> None:
+    def _write(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer], end: int, size: int) -> None:
         self._chunks += self._format.entry(key, hash_key, data)
-        size = len(key) + sum(map(len, data))
         self._sizes.append(size)
         self._payload_bytes += size
         self._ends.append(end)

@@ -258,9 +258,9 @@ class Lane:
         max_records: int,
         max_bytes: int,
         first_row_bytes: int,
+        sole_bytes: int,
         *,
         aggregates: bool,
-        sole_bytes: int,
     ) -> tuple[list[Span], int]:
         """Take rows from the front within both limits.  Returns their spans and bytes (key + data + overhead a row).
 
@@ -298,7 +298,7 @@ class Lane:
         return taken, used
 
     def take_distinct(
-        self, max_records: int, max_bytes: int, first_row_bytes: int, *, sole_bytes: int
+        self, max_records: int, max_bytes: int, first_row_bytes: int, sole_bytes: int
     ) -> tuple[list[Span], int]:
         """Take rows as `take_rows` does, but at most one of a partition key, and none before an earlier row of its key.
 

@@ -53,11 +53,8 @@ class Lanes:
         self._listed: set[Lane] = set()  # the lanes in `_ready` or `_held`
         self._numbers = count()
         self.record_limit_bytes = ANY  # the stream's, or no limit while it is not known
+        self._sole_bytes = ANY  # a span with more has one row
         self.held_back: dict[object, list[Span]] = {}  # by session, in order, rows that wait for an earlier one
-
-    @property
-    def _sole_bytes(self) -> int:
-        return max(self.record_limit_bytes, SPAN_BYTES)  # a span with more has one row
 
     # ---- questions
 
@@ -90,9 +87,11 @@ class Lanes:
     def append(self, shard_map: ShardMap, spans: Sequence[tuple[int, Span]]) -> None:
         """Add sorted spans to their lanes, in order.  They may have been sorted by an older map than the newest."""
         by_lane: dict[Lane, list[Span]] = {}
+        is_newest = shard_map is self.map
         for shard_index, span in spans:
             shard = shard_map.shards[shard_index]
-            for lane, placed in [(self._lane(shard), span)] if shard in self.map else self._place(span):
+            is_open = is_newest or shard in self.map
+            for lane, placed in [(self._lane(shard), span)] if is_open else self._place(span):
                 by_lane.setdefault(lane, []).append(placed)
         for lane, lane_spans in by_lane.items():
             lane.extend(self._without_held(lane_spans))
@@ -188,6 +187,7 @@ class Lanes:
     def set_record_limit(self, limit_bytes: int) -> None:
         """Send rows that are larger by themselves, because Kinesis refuses a whole request for one of them."""
         self.record_limit_bytes = limit_bytes
+        self._sole_bytes = max(limit_bytes, SPAN_BYTES)
 
     def set_rules(self, rules: EntryRules, shard_rate_fraction: float, now: float) -> None:
         """Follow new rules from now on."""
@@ -284,11 +284,13 @@ class Lanes:
         if aggregates:
             # All aggregates but the last will be full.  Encoding returns the rows that this estimate takes too many.
             max_bytes = min(max_bytes, largest if self._per_key else entries * largest)
-        bounds = min(most_rows, ANY if aggregates else entries), max_bytes, first_row_bytes
-        if self._per_key and not aggregates:
-            spans, size = lane.take_distinct(*bounds, sole_bytes=self._sole_bytes)
+            max_rows = most_rows
         else:
-            spans, size = lane.take_rows(*bounds, aggregates=aggregates, sole_bytes=self._sole_bytes)
+            max_rows = min(most_rows, entries)
+        if self._per_key and not aggregates:
+            spans, size = lane.take_distinct(max_rows, max_bytes, first_row_bytes, self._sole_bytes)
+        else:
+            spans, size = lane.take_rows(max_rows, max_bytes, first_row_bytes, self._sole_bytes, aggregates=aggregates)
         if spans:
             if no_map:
                 spans = as_raw(spans)

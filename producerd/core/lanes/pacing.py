@@ -257,9 +257,11 @@ class Pacer:
         self._age_use(now)
         self._used_records += records
         self._used_bytes += bytes_
-        for bucket, tokens in ((self._records, records), (self._bytes, bytes_)):
-            bucket.tokens -= tokens
-            self._limited |= bucket.tokens < bucket.rate * QUANTUM_SECONDS
+        of_records, of_bytes = self._records, self._bytes
+        of_records.tokens -= records
+        of_bytes.tokens -= bytes_
+        if min(of_records.tokens / of_records.rate, of_bytes.tokens / of_bytes.rate) < QUANTUM_SECONDS:
+            self._limited = True
 
     def give_back(self, records: int, bytes_: int) -> None:
         """Return what was taken and not sent.  Negative numbers charge more, which may leave a debt."""

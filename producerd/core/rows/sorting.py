@@ -38,6 +38,10 @@ MOST_JOINED: Final = 1_000
 """Most frames that are joined, so that the offsets of their rows fit in 32 bits."""
 
 
+_Run = tuple[int, int, int, int]
+"""A span to be: its shard's index, its first row and the one after its last, and its charge in bytes."""
+
+
 class SortedRows(NamedTuple):
     """The result of `sort_rows`: a job and its spans, each with the index of its shard in the map."""
 
@@ -72,7 +76,7 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         explicit = explicit[order] if explicit is not None else None
         aggregates = aggregates[order] if aggregates is not None else None
     sizes = np.arange(len(order) + 1) * RECORD_CHARGE_BYTES + keys[1] + data[1]  # offsets begin with 0
-    groups = list(_pack(_cut_spans(shards, sizes), sizes))
+    groups = list(_pack(_cut_spans(shards, sizes)))
     buffers = []
     for group in groups:
         first, last = group[0][1], group[-1][2]
@@ -87,9 +91,9 @@ def sort_rows(frames: Sequence[Frame], shard_map: ShardMap, seed: int) -> Sorted
         buffers.append(buffer)
     job = Job(frames, order, buffers)
     spans = [
-        (shard, Span(job, buffer, a, b, int(sizes[b] - sizes[a]) - RECORD_CHARGE_BYTES * (b - a)))
+        (shard, Span(job, buffer, a, b, charge_bytes - RECORD_CHARGE_BYTES * (b - a)))
         for buffer, group in zip(buffers, groups, strict=True)
-        for shard, a, b in group
+        for shard, a, b, charge_bytes in group
     ]
     return SortedRows(job, spans)
 
@@ -212,33 +216,33 @@ def _good(frames: Sequence[CheckedRows]) -> Bool | None:
     return np.concatenate(masks)
 
 
-def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Cut sorted rows into spans of one shard.  Returns (shard, first, last) of each span, in order."""
+def _cut_spans(shards: I32, sizes: npt.NDArray[np.int64]) -> list[_Run]:
+    """Cut sorted rows into spans of one shard, in order."""
     if len(shards) < 2:
-        return [(int(shards[0]), 0, 1)] if len(shards) else []
+        return [(int(shards[0]), 0, 1, int(sizes[1]))] if len(shards) else []
     spans = []
     edges = np.concatenate(([0], (shards[1:] != shards[:-1]).nonzero()[0] + 1, [len(shards)]))
-    of_one = zip(shards[edges[:-1]].tolist(), pairwise(edges.tolist()), strict=True)
-    whole = (sizes[edges[1:]] - sizes[edges[:-1]] <= SPAN_BYTES).tolist()
-    for (shard, (start, end)), fits in zip(of_one, whole, strict=True):
-        first = start
-        while first < end:
-            last = end
-            if not fits:
-                last = int(sizes.searchsorted(sizes[first] + SPAN_BYTES, side="right")) - 1
-                last = min(max(last, first + 1), end)
-            spans.append((shard, first, last))
-            first = last
+    of_one = zip(shards[edges[:-1]].tolist(), pairwise(edges.tolist()), np.diff(sizes[edges]).tolist(), strict=True)
+    for shard, (first, end), charge_bytes in of_one:
+        while charge_bytes > SPAN_BYTES and end - first > 1:
+            last = int(sizes.searchsorted(sizes[first] + SPAN_BYTES, side="right")) - 1
+            last = max(last, first + 1)
+            part = int(sizes[last] - sizes[first])
+            spans.append((shard, first, last, part))
+            first, charge_bytes = last, charge_bytes - part
+        spans.append((shard, first, end, charge_bytes))
     return spans
 
 
-def _pack(spans: Sequence[tuple[int, int, int]], sizes: npt.NDArray[np.int64]) -> Iterator[list[tuple[int, int, int]]]:
+def _pack(spans: Sequence[_Run]) -> Iterator[list[_Run]]:
     """Yield groups of neighbouring spans that share a buffer, which a lagging shard then keeps for all of them."""
-    group: list[tuple[int, int, int]] = []
+    group: list[_Run] = []
+    group_bytes = 0
     for span in spans:
-        if group and sizes[span[2]] - sizes[group[0][1]] > SHARED_BYTES:
+        group_bytes += span[3]
+        if group and group_bytes > SHARED_BYTES:
             yield group
-            group = []
+            group, group_bytes = [], span[3]
         group.append(span)
     if group:
         yield group

@@ -110,7 +110,7 @@ def hash_key_of(span: Span, position: int) -> bytes:
     """Return the hash key of the row at a position, in decimal."""
     high, low = span.buffer.hashes
     at = position - span.buffer.first
-    return b"%d" % (int(high[at]) << 64 | int(low[at]))
+    return b"%d" % (high.item(at) << 64 | low.item(at))
 
 
 def explicit_hash_key_of(span: Span, position: int) -> bytes | None:
@@ -150,11 +150,15 @@ def buffer_runs_of(spans: Sequence[Span]) -> list[tuple[SpanBuffer, int, int]]:
 
 def _joined(parts: Sequence[tuple[_Whole, int, int]]) -> list[tuple[_Whole, int, int]]:
     runs: list[tuple[_Whole, int, int]] = []
-    for part in parts:
-        if runs and runs[-1][0] is part[0] and runs[-1][2] == part[1]:
-            runs[-1] = (part[0], runs[-1][1], part[2])
-        else:
-            runs.append(part)
+    if not parts:
+        return runs
+    whole, begin, end = parts[0]
+    for of, first, last in parts[1:]:
+        if of is not whole or first != end:
+            runs.append((whole, begin, end))
+            whole, begin = of, first
+        end = last
+    runs.append((whole, begin, end))
     return runs
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.lanes.lane import Piece, lanes_of, spans_of
 from producerd.core.lanes.taken import Taken
-from producerd.core.rows.spans import Span
+from producerd.core.rows.spans import Span, runs_of
 from producerd.core.sending.answers import RequestFailed
 from producerd.core.shards.shard_map import ShardMap
 
@@ -139,8 +139,8 @@ class Request:
 
 def begin(pieces: Iterable[Piece]) -> None:
     """Note that rows are in a request."""
-    for _, span in pieces:
-        span.job.begin(span.first, span.last)
+    for job, first, last in runs_of(spans_of(pieces)):
+        job.begin(first, last)
 
 
 def first_of(pieces: list[Piece], max_bytes: int) -> tuple[list[Piece], list[Piece]]:

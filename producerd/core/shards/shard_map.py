@@ -9,18 +9,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from producerd.core.shards.hash_keys import _LOW, I32, MAX_HASH_KEY, U64
+from producerd.core.shards.ranges import Ranges
 
 _HASH_KEY: Final = re.compile("[0-9]{1,39}")
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """A shard: its id and its inclusive range of hash keys."""
 
     shard_id: str
@@ -58,11 +57,10 @@ class ShardMap:
         if expected != MAX_HASH_KEY + 1:
             raise ValueError(f"the open shards end at hash key {expected - 1}")
         self._starts = [shard.start for shard in self.shards]
-        self._start_high = np.array([start >> 64 for start in self._starts], dtype=np.uint64)
-        self._by_id = {shard.shard_id: index for index, shard in enumerate(self.shards)}
-        # If the high half of a hash key equals a boundary's, which is rare, the low half decides.
         # The type is explicit because numpy makes floats of a list with numbers on both sides of 2^63.
-        self._ambiguous_high = np.array([start >> 64 for start in self._starts if start & _LOW], dtype=np.uint64)
+        self._by_high = Ranges(np.array([shard.end >> 64 for shard in self.shards], dtype=np.uint64), 64)
+        self._ends_midway = np.array([shard.end & _LOW != _LOW for shard in self.shards])
+        self._by_id = {shard.shard_id: index for index, shard in enumerate(self.shards)}
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -77,10 +75,10 @@ class ShardMap:
         """Return the index in `shards` of the shard that owns each hash key."""
         if len(self.shards) == 1:
             return np.zeros(len(high), np.int32)
-        found = (self._start_high.searchsorted(high, side="right") - 1).astype(np.int32)
-        if len(self._ambiguous_high):
-            for row in np.flatnonzero(np.isin(high, self._ambiguous_high)).tolist():
-                found[row] = self.locate_one((int(high[row]) << 64) | int(low[row]))
+        found = self._by_high.locate(high)
+        at_end = np.flatnonzero(high == self._by_high.ends[found])
+        for row in at_end[self._ends_midway[found[at_end]]].tolist():  # the low half decides, which is rare
+            found[row] = self.locate_one((int(high[row]) << 64) | int(low[row]))
         return found
 
     def locate_one(self, hash_key: int) -> int:
