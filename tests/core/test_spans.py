@@ -364,11 +364,16 @@ def test_a_row_that_is_taken_for_an_aggregate_and_is_none_is_a_failure_of_ours()
 
 
 @pytest.mark.parametrize(
-    ("small_records", "at_once"),
-    [(0, [10, 2, 10, 10, 5]), (2, [12, 10, 10, 5]), (5, [12, 10, 15]), (10, [37])],
+    ("small_records", "mean_bytes", "at_once"),
+    [
+        (0, md5.MOST_BYTES, [12, 10, 10, 5]),
+        (5, md5.MOST_BYTES, [12, 10, 9, 6]),
+        (10, md5.MOST_BYTES, [37]),
+        (0, 2, [12, 10, 9, 1, 5]),
+    ],
 )
-def test_small_frames_are_hashed_together_and_large_ones_alone(
-    monkeypatch: pytest.MonkeyPatch, small_records: int, at_once: list[int]
+def test_frames_are_hashed_together_up_to_a_number_of_rows_and_of_bytes(
+    monkeypatch: pytest.MonkeyPatch, small_records: int, mean_bytes: int, at_once: list[int]
 ) -> None:
     """Each row has the hash key of its own key all the same, also where one of them is long."""
     hashed: list[int] = []
@@ -378,7 +383,8 @@ def test_small_frames_are_hashed_together_and_large_ones_alone(
         return hash_keys_module.hash_keys(keys, offsets)
 
     monkeypatch.setattr(sorting, "hash_keys", hash_keys)
-    monkeypatch.setattr(sorting, "LEAST_TEXTS", 10)
+    monkeypatch.setattr(sorting, "TEXTS_AT_ONCE", 12)
+    monkeypatch.setattr(sorting, "MOST_BYTES", mean_bytes)
     monkeypatch.setattr(sorting, "SMALL_RECORDS", small_records)
     monkeypatch.setattr(md5, "LEAST_TEXTS", 10)
     keys = [b"%d" % number * (1 + 8 * (number % 9 == 8)) for number in range(37)]

@@ -21,7 +21,7 @@ from producerd.core.rows.intake import CheckedRows
 from producerd.core.rows.job import Job
 from producerd.core.rows.spans import Span
 from producerd.core.shards.hash_keys import I32, U64, hash_keys, parse_hash_keys
-from producerd.core.shards.md5 import LEAST_TEXTS
+from producerd.core.shards.md5 import MOST_BYTES, TEXTS_AT_ONCE
 from producerd.core.shards.shard_map import ShardMap
 from producerd.wire.columns import RECORD_CHARGE_BYTES
 
@@ -147,15 +147,16 @@ def _hashes(frames: Sequence[CheckedRows], seed: int) -> tuple[U64, U64, Bool | 
 
 
 def _hash_keys(frames: Sequence[CheckedRows]) -> tuple[U64, U64]:
-    """Hash the partition keys.  Keys of frames with few rows are hashed together, which takes half the time."""
+    """Hash the partition keys.  Keys of several frames are joined and hashed together, which takes half the time."""
     groups: list[list[CheckedRows]] = [[]]
-    records = 0
+    records = key_bytes = 0
     for rows in frames:
-        if groups[-1] and max(records, rows.records) >= LEAST_TEXTS:
-            groups.append([])
-            records = 0
-        groups[-1].append(rows)
         records += rows.records
+        key_bytes += len(rows.keys)
+        if groups[-1] and (records > TEXTS_AT_ONCE or key_bytes > TEXTS_AT_ONCE * MOST_BYTES):
+            groups.append([])
+            records, key_bytes = rows.records, len(rows.keys)
+        groups[-1].append(rows)
     highs, lows = zip(*[hash_keys(*_join_keys(group)) for group in groups], strict=True)
     return (np.concatenate(highs), np.concatenate(lows)) if len(groups) > 1 else (highs[0], lows[0])
 
