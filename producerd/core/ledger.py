@@ -213,8 +213,11 @@ class Ledger:
                 delivery_seconds.observe(now - frame.accepted_at, records)
                 frame.store(records)
                 self._finish(frame)
+        attempts: dict[int, int] = {}
         for span in spans:
-            self.stats.attempts.observe(span.attempts + 1, span.last - span.first)
+            attempts[span.attempts] = attempts.get(span.attempts, 0) + span.last - span.first
+        for before, records in attempts.items():
+            self.stats.attempts.observe(before + 1, records)
         self.stats.delivered(records_of(spans), sum([span.bytes for span in spans]), now)
         self._release(spans)
 

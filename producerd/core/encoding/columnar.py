@@ -271,9 +271,17 @@ def _from_0(numbers: npt.NDArray[Any]) -> I64:
 # ---- protobuf
 
 
-def _width(numbers: npt.NDArray[Any]) -> I64:
-    """Return the length of each number as a varint, in bytes.  All numbers are below 2^28."""
-    return np.int64(1) + (numbers > 0x7F).astype(np.int64) + (numbers > 0x3FFF) + (numbers > 0x1FFFFF)
+def _width(numbers: npt.NDArray[Any]) -> I64 | np.int64:
+    """Return the length of each number as a varint, in bytes: one for all if it is the same.
+
+    All numbers are below 2^28.
+    """
+    smallest, largest = numbers.min(), numbers.max()
+    width: I64 | np.int64 = np.int64(1)
+    for bound in (0x7F, 0x3FFF, 0x1FFFFF):
+        if largest > bound:
+            width = width + (np.int64(1) if smallest > bound else numbers > bound)
+    return width
 
 
 # ---- Arrow.  pa.array and to_numpy would load pandas if it is installed, which takes 0.3 s and 35 MiB of memory.

@@ -111,18 +111,20 @@ class Allowance(NamedTuple):
 class _Bucket:
     """A bucket of tokens for entries or for bytes.  It holds up to one second's rate; below zero is a debt."""
 
-    __slots__ = ("ceiling", "rate", "tokens")
+    __slots__ = ("ceiling", "quantum", "rate", "tokens")
 
     def __init__(self, ceiling: float) -> None:
-        self.ceiling = self.rate = self.tokens = ceiling
+        self.ceiling = self.tokens = ceiling
+        self.set_rate(ceiling)
 
     def add(self, tokens: float) -> None:
         """Add tokens up to one second's rate."""
         self.tokens = min(self.rate, self.tokens + tokens)
 
     def set_rate(self, rate: float) -> None:
-        """Fill at another rate, in tokens a second."""
+        """Fill at another rate, in tokens a second.  ``quantum``: the tokens from which a lane may send."""
         self.rate = rate
+        self.quantum = max(1.0, rate * QUANTUM_SECONDS)
         self.add(0.0)
 
     def lacks_seconds(self, tokens: float) -> float:
@@ -162,6 +164,7 @@ class Pacer:
         "_filled_at",
         "_heard_at",
         "_limited",
+        "_most_entry_bytes",
         "_records",
         "_return_to",
         "_share",
@@ -180,6 +183,7 @@ class Pacer:
     _empty_cuts: int  # cuts since an entry was last stored
     _heard_at: float  # when the last answer came
     _limited: bool  # whether the pace has held the lane back since the last answer
+    _most_entry_bytes: int  # the size of the largest aggregate at this rate
     _return_to: float  # the share to which the lane soon returns; 1 before the first throttle
     _share: float  # the part of the ceilings at which the buckets fill
     _stored: int  # entries stored since the last throttle
@@ -225,16 +229,16 @@ class Pacer:
 
     def entry_bytes(self, most: int) -> int:
         """Return the size of the largest aggregate to make now, up to ``most``, which is the setting."""
-        return min(most, max(LEAST_ENTRY_BYTES, int(self._bytes.rate / ENTRIES_PER_SECOND)))
+        return min(most, self._most_entry_bytes)
 
     def ready_at(self, now: float, entry_bytes: int = 0) -> float:
         """Return when a request may go whose first entry has ``entry_bytes``: ``now``, or the time to ask again."""
         self._fill(now)
         records, bytes_ = self._records, self._bytes
-        seconds = max(
-            records.lacks_seconds(max(1.0, records.rate * QUANTUM_SECONDS)),
-            bytes_.lacks_seconds(max(entry_bytes, bytes_.rate * QUANTUM_SECONDS)),
-        )
+        least_bytes = max(entry_bytes, bytes_.quantum)
+        if records.tokens >= records.quantum and bytes_.tokens >= least_bytes:  # as nearly always
+            return now
+        seconds = max(records.lacks_seconds(records.quantum), bytes_.lacks_seconds(least_bytes))
         return max(now, self._filled_at) + seconds if seconds else now
 
     def allowance(self, now: float) -> Allowance:
@@ -260,12 +264,13 @@ class Pacer:
         of_records, of_bytes = self._records, self._bytes
         of_records.tokens -= records
         of_bytes.tokens -= bytes_
-        if min(of_records.tokens / of_records.rate, of_bytes.tokens / of_bytes.rate) < QUANTUM_SECONDS:
+        if of_records.tokens < of_records.rate * QUANTUM_SECONDS or of_bytes.tokens < of_bytes.rate * QUANTUM_SECONDS:
             self._limited = True
 
     def give_back(self, records: int, bytes_: int) -> None:
         """Return what was taken and not sent.  Negative numbers charge more, which may leave a debt."""
-        self._records.add(records)
+        if records:
+            self._records.add(records)
         self._bytes.add(bytes_)
         self._used_records -= records
         self._used_bytes -= bytes_
@@ -302,8 +307,9 @@ class Pacer:
         if now == self._filled_at:
             return
         if now > self._filled_at:
-            for bucket in (self._records, self._bytes):
-                bucket.add((now - self._filled_at) * bucket.rate)
+            seconds = now - self._filled_at
+            self._records.add(seconds * self._records.rate)
+            self._bytes.add(seconds * self._bytes.rate)
             self._filled_at = now
         if now - self._active_at > IDLE_SECONDS:
             self._forget(now)
@@ -335,6 +341,7 @@ class Pacer:
         self._share = min(1.0, max(share, least))
         for bucket in (self._records, self._bytes):
             bucket.set_rate(bucket.ceiling * self._share)
+        self._most_entry_bytes = max(LEAST_ENTRY_BYTES, int(self._bytes.rate / ENTRIES_PER_SECOND))
 
     def _throttled(self, sent_at: float, now: float) -> None:
         # The buckets begin to fill when the debt would be paid.  Paying at more than the full rate would break the law

@@ -39,7 +39,7 @@ class Taken:
         self.bytes += bytes_
         self.entries += entries
         self.aggregate_bytes[lane] = aggregate_bytes
-        self.timeouts = max(self.timeouts, max([span.timeouts for span in spans]))
+        self.timeouts = max(self.timeouts, *[span.timeouts for span in spans])
 
     def pay(self, lane: Lane, entries: int, bytes_: int, now: float) -> None:
         """Charge the lane's pacer, if it has one."""

@@ -51,7 +51,7 @@ class KnownShards:
 
     def get(self, shard_id: str) -> Shard | None:
         """Return an open shard, or one that closed while requests were in flight."""
-        return (self.map.get(shard_id) if self.map else None) or self._closed.get(shard_id)
+        return (self.map.get(shard_id) if self.map is not None else None) or self._closed.get(shard_id)
 
     @property
     def is_blind(self) -> bool:

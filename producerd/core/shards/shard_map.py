@@ -60,7 +60,7 @@ class ShardMap:
         # The type is explicit because numpy makes floats of a list with numbers on both sides of 2^63.
         self._by_high = Ranges(np.array([shard.end >> 64 for shard in self.shards], dtype=np.uint64), 64)
         self._ends_midway = np.array([shard.end & _LOW != _LOW for shard in self.shards])
-        self._by_id = {shard.shard_id: index for index, shard in enumerate(self.shards)}
+        self._by_id = {shard.shard_id: shard for shard in self.shards}
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -97,8 +97,7 @@ class ShardMap:
 
     def get(self, shard_id: str) -> Shard | None:
         """Return the open shard with an id, or None."""
-        index = self._by_id.get(shard_id)
-        return None if index is None else self.shards[index]
+        return self._by_id.get(shard_id)
 
 
 ONE_LANE: Final = ShardMap([Shard("", 0, MAX_HASH_KEY)])
