@@ -172,12 +172,12 @@ def _cut(lanes: Sequence[LaneRows], keys: _Keys, columns: RowColumns) -> list[li
     least = _from_0(records)  # if every key is in the table already, at a low place
     most = _from_0(records + key_entry)  # if every key is new, at a low place
     cuts: list[list[int]] = []
-    first = end = most_before = 0
+    first = end = most_at_first = 0
     for spans, most_bytes, most_records in lanes:
         cut, room = [], most_bytes - FRAMING_BYTES
         end += records_of(spans)
-        most_bytes_before, most_before = most_before, most.item(end)
-        if end - first <= min(_LOW_PLACES, most_records) and most_before - most_bytes_before <= room:
+        most_at_end = most.item(end)
+        if end - first <= min(_LOW_PLACES, most_records) and most_at_end - most_at_first <= room:
             cut.append(end)  # as nearly always if there are many lanes
             first = end
         while first < end:
@@ -191,6 +191,7 @@ def _cut(lanes: Sequence[LaneRows], keys: _Keys, columns: RowColumns) -> list[li
             first += max(1, int(sizes.searchsorted(room, side="right")))
             cut.append(first)
         cuts.append(cut)
+        most_at_first = most_at_end
     return cuts
 
 
