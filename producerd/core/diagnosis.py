@@ -201,12 +201,12 @@ def fullest_of(lanes: Lanes) -> Fullest | None:
 def others_have_room(lanes: Lanes, full: Lane, now: float) -> bool:
     """Return whether the shards other than the one of ``full`` could store clearly more.
 
-    A lane that its pace or its shard's throttles hold back counts as full: as much in use as the fullest one, since a
-    daemon may be given a part of the quota only.
+    A lane that its pace or its shard's throttles hold back counts as full: at least as much in use as the fullest one,
+    since a daemon may be given a part of the quota only.
     """
     others = [lane for lane in lanes if lane is not full]
     most = 1.0 if full.backs_off(now) else full.use(now)
-    used = sum([most if lane.is_paced(now) or lane.backs_off(now) else lane.use(now) for lane in others])
+    used = sum([max(lane.use(now), most * (lane.is_paced(now) or lane.backs_off(now))) for lane in others])
     return used < EVEN_USE * most * (len(lanes.map) - 1)
 
 

@@ -21,7 +21,7 @@ from producerd.core.shards.hash_keys import MAX_HASH_KEY, hash_keys, parse_hash_
 from producerd.core.shards.knowledge import KnownShards
 from producerd.core.shards.shard_map import ONE_LANE, Shard, ShardMap, map_from_listing
 from producerd.errors import Code
-from producerd.testing import FakeKinesis
+from producerd.testing import FakeKinesis, hash_of
 
 pytestmark = pytest.mark.law("ShardMap")
 
@@ -324,16 +324,16 @@ def test_failures_to_read_a_list_that_is_known_begin_no_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "longest", "as_columns"),
+    ("short", "long", "as_columns"),
     [
-        (md5.LEAST_TEXTS - 1, 3, False),
-        (md5.LEAST_TEXTS, 3, True),
-        (md5.LEAST_TEXTS, md5.MOST_BYTES, True),
-        (md5.LEAST_TEXTS, md5.MOST_BYTES + 1, False),
+        (md5.LEAST_TEXTS - 1, 0, False),
+        (md5.LEAST_TEXTS - 1, 9, False),
+        (md5.LEAST_TEXTS, 0, True),
+        (md5.LEAST_TEXTS, 9, True),
     ],
 )
-def test_many_keys_are_hashed_as_columns_if_they_are_short(
-    count: int, longest: int, as_columns: bool, monkeypatch: pytest.MonkeyPatch
+def test_many_short_keys_are_hashed_as_columns_and_long_ones_among_them_one_by_one(
+    short: int, long: int, as_columns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[int] = []
     really = md5.digests
@@ -343,9 +343,13 @@ def test_many_keys_are_hashed_as_columns_if_they_are_short(
         return really(texts, offsets)
 
     monkeypatch.setattr(md5, "digests", digests)
-    keys = [b"k"] * (count - 1) + [b"k" * longest]
-    hash_keys(memoryview(b"".join(keys)), np.cumsum([0, *map(len, keys)]).astype(np.int32))
-    assert hashed == [count] * as_columns
+    keys = [b"%d" % number for number in range(short - 1)] + [b"k" * md5.MOST_BYTES]
+    for number in range(long):
+        keys.insert(100 * number, b"%d" % number * (md5.MOST_BYTES + 1))
+    found = hash_keys(memoryview(b"".join(keys)), np.cumsum([0, *map(len, keys)]).astype(np.int32))
+    numbers = [int(high) << 64 | int(low) for high, low in zip(*found, strict=True)]
+    assert numbers == [hash_of(key.decode(), None) for key in keys]
+    assert hashed == [short + long] * as_columns
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 51, 52, md5.MOST_BYTES])

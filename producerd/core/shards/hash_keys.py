@@ -35,9 +35,23 @@ _LOW: Final = 2**64 - 1
 
 def hash_keys(keys: memoryview, offsets: I32) -> tuple[U64, U64]:
     """Return the MD5 of each partition key as (high halves, low halves).  ``offsets`` index ``keys``."""
-    if len(offsets) > md5.LEAST_TEXTS and np.diff(offsets).max() <= md5.MOST_BYTES:
+    if len(offsets) <= md5.LEAST_TEXTS:
+        return _one_by_one(keys, offsets[:-1], offsets[1:])
+    lengths = np.diff(offsets)
+    is_long = lengths > md5.MOST_BYTES
+    if not is_long.any():
         return md5.digests(keys, offsets)
-    digests = b"".join([_md5(keys[a:b]).digest() for a, b in pairwise(offsets.tolist())])
+    if np.count_nonzero(~is_long) < md5.LEAST_TEXTS:
+        return _one_by_one(keys, offsets[:-1], offsets[1:])
+    # An empty text stands for each long key among the short ones.
+    short = np.frombuffer(keys, np.uint8)[offsets[0] : offsets[-1]][np.repeat(~is_long, lengths)]
+    high, low = md5.digests(short, np.concatenate(([0], np.where(is_long, 0, lengths).cumsum())))
+    high[is_long], low[is_long] = _one_by_one(keys, offsets[:-1][is_long], offsets[1:][is_long])
+    return high, low
+
+
+def _one_by_one(keys: memoryview, starts: I32, ends: I32) -> tuple[U64, U64]:
+    digests = b"".join([_md5(keys[a:b]).digest() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
     halves = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     return halves[:, 0].astype(np.uint64), halves[:, 1].astype(np.uint64)
 
