@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from producerd.core.budget import NodeInFlight
+from producerd.core.diagnosis import others_have_room
 from producerd.core.holding import Holding
 from producerd.core.lanes.lane import (
     ENTRY_OVERHEAD_BYTES,
@@ -864,6 +865,18 @@ def test_shards_that_throttle_though_we_send_less_than_they_take_have_others_who
     holding = desk.holding()
     assert (holding.cause, holding.throttled) == ("hot_shard" if hot else "shard_rate", throttled)
     assert holding.held_by == ("throttles" if throttled else "quota")
+
+
+def test_a_paced_lane_that_uses_more_than_the_fullest_one_counts_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(even_map(4))
+    desk.queue([(b"k", b"x", b"%d" % shard.start) for shard in even_map(4).shards[:2]])
+    lanes = desk.pipeline.sender.lanes
+    full, other = lanes
+    uses = {full.pacer: 0.3, other.pacer: 1.0}
+    monkeypatch.setattr(Pacer, "use", lambda pacer, _now: uses[pacer])
+    for is_paced in (False, True):
+        monkeypatch.setattr(Lane, "is_paced", lambda *_, is_paced=is_paced: is_paced)
+        assert not others_have_room(lanes, full, desk.now)
 
 
 def test_rows_wait_as_long_as_the_one_among_them_that_was_sent_most_often(monkeypatch: pytest.MonkeyPatch) -> None:

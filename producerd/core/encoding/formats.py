@@ -166,11 +166,10 @@ class _Cbor:
         return _BREAK * 2 + b"".join(map(_text, chain(*address.items()))) + _BREAK
 
     def entry(self, key: bytes, hash_key: bytes | None, data: Sequence[Buffer]) -> Sequence[Buffer]:
-        data_head = self._DATA + head(BYTES, sum(map(len, data)))
         key_head = self._KEY + head(TEXT, len(key))
-        if hash_key is None:
-            return data_head, *data, key_head, key, _BREAK
-        return data_head, *data, self._HASH_KEY, head(TEXT, len(hash_key)), hash_key, key_head, key, _BREAK
+        if hash_key is not None:
+            key_head = self._hash_key(hash_key) + key_head
+        return self._DATA + head(BYTES, sum(map(len, data))), *data, key_head, key, _BREAK
 
     def takes(self, keys: bytes) -> bool:  # noqa: ARG002 - a text in CBOR has no quotes
         return True
