@@ -19,6 +19,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import sys
 import tempfile
 import threading
@@ -35,6 +36,8 @@ OURS: Final = ("producerd.", "spark_client.")
 DEEPEST: Final = 6
 """Collections around a collection, at most, whose contents are told apart."""
 ANSWER_SECONDS: Final = 60.0
+LARGEST_PIECE_BYTES: Final = 128 << 10
+"""More than a connection writes or reads at once."""
 
 
 class Census(NamedTuple):
@@ -76,6 +79,13 @@ def _bytes_in_use() -> int:
     pymalloc_bytes = _pymalloc_bytes()
     arrays = [np.empty(size, np.uint8) for size in range(1, 1024) for _ in range(7)]
     return pymalloc_bytes + malloc_bytes() - sum(_chunk_bytes(array.nbytes) for array in arrays)
+
+
+def _fill_buffers() -> None:
+    """Let all buffers of TLS be alike: OpenSSL keeps each as large as the largest piece that its connection carried."""
+    owned = (child for each in gc.get_objects() for child in gc.get_referents(each))
+    for buffer in {id(child): child for child in owned if isinstance(child, ssl.MemoryBIO)}.values():
+        buffer.write(bytes(LARGEST_PIECE_BYTES))
 
 
 def _chunk_bytes(size: int) -> int:
@@ -200,6 +210,7 @@ def _answer(listener: socket.socket) -> None:
         asking, _ = listener.accept()
         with asking:
             if not (pid := os.fork()):
+                _fill_buffers()
                 asking.sendall(json.dumps(take()).encode())
                 os._exit(0)
             os.waitpid(pid, 0)
