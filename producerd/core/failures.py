@@ -102,15 +102,16 @@ _PASSING_STATUSES: Final = frozenset({408, 425, 429})
 _VIOLATIONS: Final = re.compile(r"(\d+) validation errors? detected")
 _PATHS: Final = re.compile(r" at '([^']*)' failed to satisfy constraint")
 _PATH_OF_RECORD: Final = re.compile(r"records[.\[]\d+\]?\.(member\.)?\w+", re.IGNORECASE)
-_RECORD: Final = re.compile(
-    r"\b(partition ?key|explicit ?hash ?key|record size|record (number |#)?\d+|record is too (large|big|long))\b",
-    re.IGNORECASE,
+_JUDGING: Final = re.compile(
+    r"Invalid (PartitionKey|ExplicitHashKey)\. .*"
+    r"|Record \d+ of stream \S+ .*\b\d+ bytes, more than the maximum record size of \d+ bytes\.?",
+    re.DOTALL,
 )
+"""The sentences of Kinesis about a record.  One that only mentions a record, or a stream so named, is about anything.
+"""
 _NUMBER: Final = re.compile(r"\brecord(?:s[.\[]| number | #| )(\d{1,4})\b", re.IGNORECASE)
-_STREAM: Final = re.compile(r"\bstream ?(name|arn|id)\b", re.IGNORECASE)
 _SIZE: Final = re.compile(
-    r"\.data' failed to satisfy constraint: Member must have length less|\brecord (size|is too (large|big|long))\b",
-    re.IGNORECASE,
+    r"\.data' failed to satisfy constraint: Member must have length less|^Record \d+ of stream ", re.IGNORECASE
 )
 
 
@@ -125,14 +126,14 @@ def meaning_of_answer(code: str, message: str, status: int, request_id: str) -> 
     Only Kinesis's own answer judges a record.  An error type without a request id may come from a proxy.
     """
     known = _OF_KINESIS.get(code)
-    refuses_request = known is not None and known.kind is Kind.REFUSED
-    is_4xx = 400 <= status < 500
-    is_bare = code.isdecimal() or (not request_id and (known is None or refuses_request))
-    if is_bare and is_4xx and status not in _PASSING_STATUSES:
+    is_refused = known is not None and known.kind in (Kind.REFUSED, Kind.PERMANENT)
+    if not status:
+        return meaning_of(code)
+    if not 400 <= status < 500 or status in _PASSING_STATUSES:
+        return _UNKNOWN if is_refused else meaning_of_error(code, message)
+    if code.isdecimal() or (not request_id and (known is None or is_refused)):
         return _BARE
-    if refuses_request and not (is_4xx and request_id):
-        return _UNKNOWN
-    return meaning_of_error(code, message) if status else meaning_of(code)
+    return meaning_of_error(code, message)
 
 
 def meaning_of_error(code: str, message: str) -> Meaning:
@@ -148,14 +149,14 @@ def meaning_of_error(code: str, message: str) -> Meaning:
 
 
 def names_record(message: str) -> bool:
-    """Return whether a message of Kinesis is about a record and nothing else: its member, its number or its size.
+    """Return whether a message of Kinesis is about a record and nothing else: its member, its hash key or its size.
 
     A list of violations has one path for each.  If some are missing, because the message was cut, it judges nothing.
     """
     if violations := _VIOLATIONS.search(message):
         paths = _PATHS.findall(message)
         return len(paths) == int(violations[1]) and all(map(_PATH_OF_RECORD.fullmatch, paths))
-    return bool(_RECORD.search(message)) and not _STREAM.search(message)
+    return _JUDGING.fullmatch(message) is not None
 
 
 def number_of_record(message: str) -> int:
