@@ -47,7 +47,15 @@ from spark_client.channel import LEAST_SECONDS, socket_paths
 from spark_client.connection import Connection
 from spark_client.daemon_settings import DaemonSettings
 from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, Unraised, end, records_failed
-from spark_client.options import MOST_SECONDS, STREAM_WANTED, is_seconds, is_stream, refuse, stream_advice
+from spark_client.options import (
+    MOST_SECONDS,
+    SECONDS_WANTED,
+    STREAM_WANTED,
+    is_seconds,
+    is_stream,
+    refuse,
+    stream_advice,
+)
 from spark_client.own_daemon import OwnDaemon
 from spark_client.results import as_line, counted
 from spark_client.session import ANSWER_SECONDS, LOG, warn
@@ -109,9 +117,7 @@ class KinesisClient:
             "daemon_start_timeout_seconds": daemon_start_timeout_seconds,
         }
         wrong = {name: value for name, value in timeouts.items() if not is_seconds(value)}
-        problems = [
-            f"{name}={value!r}: give a number of seconds, 0 to {MOST_SECONDS:,}" for name, value in wrong.items()
-        ]
+        problems = [f"{name}={value!r}: {SECONDS_WANTED}" for name, value in wrong.items()]
         if on_disconnect not in ("deliver", "discard"):
             problems.append(f"on_disconnect={on_disconnect!r}: give 'deliver' or 'discard'")
         if stream is not None and not is_stream(stream):
@@ -248,6 +254,7 @@ class KinesisClient:
             RecordsFailed: As `flush` does.
         """
         self._owner.admit()
+        _clock(timeout_seconds)  # refuses a wrong one before anything ends
         try:
             self.flush(timeout_seconds)
         finally:
@@ -277,18 +284,22 @@ class KinesisClient:
 
 
 class _Put:
-    """One call's records, until the last that was taken has ended."""
+    """One call's records, until the last that was taken has ended.
 
-    def __init__(self, stream: str) -> None:
+    ``given`` counts the records of a call that still hands them over, and then those that were taken.
+    """
+
+    def __init__(self, stream: str, given: int) -> None:
         self.stream = stream
+        self.given = given
         self.tally = Tally()
         self.call = CallFuture(self.tally)
         self.future: Future[None] = Future()  # for a flush, done when the call's callbacks have returned
 
     @property
     def owed_records(self) -> int:
-        """How many records that were taken have not ended."""
-        return self.tally.taken - self.tally.records
+        """How many records have not ended."""
+        return self.given - self.tally.records
 
     def end_put(
         self, unraised: Unraised, failures: Sequence[RowFailure] = (), error: ProducerdError | None = None
@@ -340,9 +351,10 @@ class _ConnectionThread:
     # ------------------------------------------------------------------------------------------ in any caller's thread
 
     def put(self, stream: str, rows: PlainRows, timeout_seconds: float | None) -> PutFuture:
-        put, left = _Put(stream), _clock(timeout_seconds)
+        put, left = _Put(stream, rows.records), _clock(timeout_seconds)
 
         def step(connection: Connection) -> None:
+            self._puts.append(put)  # a flush meanwhile waits for it
             try:
                 named = range(rows.records)
                 connection.put_batch(stream, rows, left(), rows=named, tally=put.tally, together=True)
@@ -350,7 +362,7 @@ class _ConnectionThread:
                 error.taken = put.tally.taken
                 raise
             finally:
-                self._puts.append(put)
+                put.given = put.tally.taken
 
         try:
             self._do(step, left)
@@ -659,7 +671,13 @@ class _ConnectionThread:
 
 
 def _clock(timeout_seconds: float | None) -> Callable[[], float | None]:
-    """Return a function that returns how many seconds of a time-out are left; None waits forever."""
+    """Return a function that returns how many seconds of a time-out are left; None waits forever.
+
+    Raises ConfigurationError if it is neither None nor a number of seconds.
+    """
+    is_number = isinstance(timeout_seconds, (int, float)) and not isinstance(timeout_seconds, bool)
+    if timeout_seconds is not None and not (is_number and timeout_seconds >= 0):
+        refuse([f"timeout_seconds={timeout_seconds!r}: give a number of seconds, or None to wait forever"])
     ends = None if timeout_seconds is None else time.monotonic() + min(timeout_seconds, MOST_SECONDS)
     return lambda: None if ends is None else max(0.0, ends - time.monotonic())
 

@@ -146,8 +146,8 @@ def _are_json_options(value: Any) -> bool:
 
 
 _COLUMN: Final = "give a column's name, an SQL expression or a Column"
-_SECONDS: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
-_SECONDS_OR_NONE: Final = f"{_SECONDS}, or None to wait forever"
+SECONDS_WANTED: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
+_SECONDS_OR_NONE: Final = f"{SECONDS_WANTED}, or None to wait forever"
 
 
 def _about(
@@ -266,7 +266,7 @@ class WriterOptions:
         default=10,
         metadata=_about(
             "how long a task looks for a daemon that is not there",
-            _SECONDS,
+            SECONDS_WANTED,
             is_seconds,
             seconds,
         ),
@@ -276,7 +276,7 @@ class WriterOptions:
         metadata=_about(
             "how long it looks for one that was there and is lost or restarts; 0: the task fails, and Spark tries it "
             "again",
-            _SECONDS,
+            SECONDS_WANTED,
             is_seconds,
             seconds,
         ),
@@ -305,7 +305,7 @@ class WriterOptions:
         default=60,
         metadata=_about(
             "how long a task waits for the daemon that tasks start",
-            _SECONDS,
+            SECONDS_WANTED,
             is_seconds,
             seconds,
         ),

@@ -272,12 +272,12 @@ def running_tasks(spark: SparkSession, tag: str) -> Running | None:
             stage = store.lastStageAttempt(stage_id)
             if stage.status().name() in ("PENDING", "SKIPPED"):  # Spark may find that it need not run
                 continue
-            tasks += stage.numActiveTasks()
             done += stage.numCompleteTasks()
             of += stage.numTasks()
             status = jvm.java.util.Collections.singletonList(jvm.org.apache.spark.status.api.v1.TaskStatus.RUNNING)
             by_id = jvm.org.apache.spark.status.api.v1.TaskSorting.ID
             listed = store.taskList(stage_id, stage.attemptId(), 0, MOST_TASKS, by_id, status)
+            tasks += max(stage.numActiveTasks(), listed.size())  # Spark counts a stage's tasks up to 100 ms late
             for task in (listed.apply(place) for place in range(listed.size())):
                 hosts.add(task.host())
                 longest_seconds = max(longest_seconds, (now_ms - task.launchTime().getTime()) / 1000)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -245,6 +246,12 @@ def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(blocked: Kines
             blocked.put("b", timeout_seconds=seconds)
 
 
+def test_a_flush_waits_for_a_call_that_still_hands_its_records_over(blocked: KinesisClient) -> None:
+    """As after an interruption of that call, or in another thread."""
+    with pytest.raises(FlushTimeout, match=r"1 record is not acknowledged after 0\.1 s: "):
+        blocked.flush(0.1)
+
+
 def test_a_call_that_is_interrupted_before_its_turn_is_never_done(
     blocked: KinesisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +342,18 @@ def test_a_time_out_of_any_length_takes_the_room_that_there_is(daemon: FakeDaemo
 
 
 # ---- flushes that wait
+
+
+@pytest.mark.parametrize("seconds", ["5", -1, float("nan"), True])
+def test_a_time_out_that_is_no_number_of_seconds_is_refused_by_its_name(daemon: FakeDaemon, seconds: Any) -> None:
+    daemon.runs(serve)
+    with client_of(daemon) as client:
+        for call in (partial(client.put, "x"), partial(client.put_many, [("x",)]), client.flush, client.close):
+            with pytest.raises(
+                ConfigurationError, match=rf"timeout_seconds={seconds!r}: give a number of seconds, or None"
+            ):
+                call(timeout_seconds=seconds)
+    assert not daemon.rows
 
 
 def test_a_flush_that_takes_too_long_says_why_and_can_be_repeated(daemon: FakeDaemon) -> None:
