@@ -30,10 +30,20 @@ NEXT_BLOCKED_SECONDS: Final = 300.0
 class SessionStream:
     """A stream that one session has open, as its gate and its pipeline call it: they name the stream of a frame."""
 
-    __slots__ = ("_frames", "member", "stream", "stream_id")
+    __slots__ = ("_frames", "_takes_good", "member", "stream", "stream_id")
 
-    def __init__(self, frames: ClientFrames, stream_id: int, stream: Stream, *, uid: int | None, resumed: bool) -> None:
+    def __init__(
+        self,
+        frames: ClientFrames,
+        stream_id: int,
+        stream: Stream,
+        *,
+        uid: int | None,
+        resumed: bool,
+        takes_good: bool,
+    ) -> None:
         self._frames = frames
+        self._takes_good = takes_good
         self.stream_id = stream_id
         self.stream = stream
         self.member = stream.join(self, patient=resumed, uid=uid)
@@ -47,7 +57,10 @@ class SessionStream:
         self._frames.grant(self, ticket)
 
     def refused(self, ticket: Ticket, refusal: Refusal) -> None:
-        """Send the refusal of a ticket."""
+        """Send the refusal of a ticket.  If it is the end of its row, that fails later ones as at intake."""
+        ends_row = ticket.layout.records == 1 and refusal.code in (Code.RECORD_TOO_LARGE, Code.CONFIGURATION)
+        if ends_row and not (refusal.judged and self._takes_good):
+            self.stream.pipeline.frame_refused(self)
         if refusal.judged:
             self.stream.count_rejected(refusal.code)
         elif refusal.code not in (Code.TOO_LARGE, Code.DRAINING):  # after which the client sends it otherwise

@@ -92,7 +92,7 @@ PUT_RESULTS: Final = ("ok", "partial", "failed")
 """Results of a PutRecords."""
 RESULTS: Final = ("ok", "failed")
 """Results of reading the list of shards, and of getting credentials."""
-REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID, Code.FRAME_REFUSED)
+REJECT_REASONS: Final = (Code.RECORD_TOO_LARGE, Code.RECORD_INVALID, Code.CONFIGURATION, Code.FRAME_REFUSED)
 """Codes with which a record is not accepted."""
 NOT_OPENED_REASONS: Final = (Code.NOT_AUTHORIZED, Code.STREAM_LIMIT, Code.STREAM_NOT_FOUND)
 """Codes with which a stream is not opened."""

@@ -284,7 +284,14 @@ class Session(asyncio.BufferedProtocol):
         except ProducerdError as error:
             self._not_opened(message, error)
             return
-        opened = SessionStream(self._frames, message.stream_id, stream, uid=uid, resumed=bool(message.resumed))
+        opened = SessionStream(
+            self._frames,
+            message.stream_id,
+            stream,
+            uid=uid,
+            resumed=bool(message.resumed),
+            takes_good=self.client.takes_good,
+        )
         self._opened[message.stream_id] = opened
         if message.asks_where and stream is stream.of:
             self._asking.add(opened)

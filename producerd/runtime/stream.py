@@ -174,7 +174,7 @@ class Stream:
     def accept(self, frame: Frame, ticket: Ticket, now: float) -> bool:
         """Accept a whole frame.  Return False if its bad rows refuse it.  The frame is finished then.
 
-        If the frame ``takes_good``, its good rows are accepted.
+        If the frame ``takes_rest``, its good rows are accepted.
         """
         self.gate.received(ticket)
         if frame.rows is not None and frame.rows.bad:
@@ -182,7 +182,7 @@ class Stream:
         if accepted := not frame.finished:
             self.pipeline.submit(frame, now)
         else:
-            if not frame.takes_good:
+            if not frame.takes_rest:
                 self.pipeline.frame_refused(frame.owner)
             self.budget.release(frame.records, frame.charge_bytes)
         self._touched(self)

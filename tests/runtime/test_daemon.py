@@ -114,6 +114,21 @@ def test_a_full_queue_blocks_the_second_caller_until_there_is_room(kinesis: Fake
         assert idle(metrics)
 
 
+@pytest.mark.parametrize("record_bytes", [3 << 20, (10 << 20) + 5_000], ids=["by a setting", "judged"])
+def test_a_record_for_which_there_is_never_room_fails_what_its_session_sends_later(
+    server: FakeServer, record_bytes: int
+) -> None:
+    """With ``per_key``, as a bad row of a frame does.  A judged one fails nothing where good rows are to be taken."""
+    with daemon(server.url, ordering="per_key", queue_limit_bytes="2MiB") as running:
+        for takes_good in (False, True):
+            with session(running, take_good=takes_good) as client:
+                client.reserve(lay_out([b"k"], [bytes(record_bytes)]).layout)
+                refused = client.expect(messages.Refused)
+                client.put(rows(1))
+                (ack,) = client.acks()
+            assert ack.stored == int(takes_good and refused.judged)
+
+
 def test_kinesis_itself_judges_a_record_above_the_limit_that_the_daemon_knows(
     kinesis: FakeKinesis, server: FakeServer
 ) -> None:

@@ -212,7 +212,7 @@ class Session:
             self.unacked[frame] = None
             sim.pipeline.submit(frame, sim.now)
             return
-        if not self.take_good:
+        if not frame.takes_rest:
             sim.pipeline.frame_refused(self)
             if entries.per_key:
                 self.first_failed = self.first_failed or (sent.frame_id, 0)

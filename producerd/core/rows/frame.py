@@ -201,8 +201,13 @@ class Frame:
 
     # ---- how its rows end
 
+    @property
+    def takes_rest(self) -> bool:
+        """Whether its good rows are taken: its session ``takes_good``, and what is bad is bad by itself."""
+        return self.takes_good and self.rows is not None and all(bad.judged for bad in self.rows.bad)
+
     def end_bad_rows(self) -> Counter[str]:
-        """End the rows that intake found bad, and unless the frame ``takes_good`` the others too.
+        """End the rows that intake found bad, and unless it ``takes_rest`` the others too.
 
         Returns the number of ended rows by code.
         """
@@ -214,10 +219,10 @@ class Frame:
             rows = bad.rows[left[bad.rows]]  # of a row's several reasons the first counts
             left[rows] = False
             if len(rows):
-                self.note_end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message, judged=True))
+                self.note_end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message, judged=bad.judged))
                 ended[bad.code] += len(rows)
         others = np.flatnonzero(left).astype(np.int32)
-        if len(others) < self.records and len(others) and not self.takes_good:
+        if len(others) < self.records and len(others) and not self.takes_rest:
             message = "not taken, because other rows of its frame are bad"
             self.note_end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
             ended[Code.FRAME_REFUSED] = len(others)

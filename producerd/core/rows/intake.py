@@ -40,6 +40,11 @@ class FaultyRows:
     code: str
     message: str
 
+    @property
+    def judged(self) -> bool:
+        """Whether these rows can never be stored.  What a setting of the daemon refuses may be, with another one."""
+        return self.code != Code.CONFIGURATION
+
 
 @dataclass(slots=True)
 class CheckedRows:
@@ -107,7 +112,7 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
     for reason, rows in undeliverable.items():
         mark(np.array(rows), Code.RECORD_INVALID, _UNDELIVERABLE.format(reason=reason))
     if not takes_aggregates:
-        mark(aggregates, Code.RECORD_INVALID, _AGGREGATE_REFUSED)
+        mark(aggregates, Code.CONFIGURATION, _AGGREGATE_REFUSED)
     return CheckedRows(
         records=records,
         keys=body.keys,
