@@ -114,7 +114,7 @@ CODES: Final[Mapping[str, tuple[str, str]]] = {
     Code.ARROW_MISSING: ("client", 'Run `pip install "producerd[spark]"` where the line says.'),
     Code.SPECULATION_ENABLED: ("client", "Set `spark.speculation=false`, or `allow_speculation`."),
     Code.PROTOCOL: ("client, daemon", "A fault of producerd: report it."),
-    Code.INTERNAL: ("client, daemon", "Mend the call that the line names; else report it."),
+    Code.INTERNAL: ("client, daemon", "Fix the call that the line names, or report it."),
 }
 """By error code, who raises it, and what to do."""
 
