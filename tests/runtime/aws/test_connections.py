@@ -767,6 +767,24 @@ async def test_a_connection_that_waits_keeps_no_buffer_for_its_largest_request(t
         assert malloc_bytes() - before < 4 * MIB
 
 
+async def test_a_connection_that_has_ended_waits_for_no_garbage_collector(to: Callable[[Script], Any]) -> None:
+    """Each had 0.4 MB of buffers of TLS, and a collection of old objects may be hours away."""
+
+    async def say(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async with to(say) as (connections, _):
+        gc.collect()
+        gc.disable()
+        try:
+            await put(connections)
+            await asyncio.sleep(0.05)
+            assert not [each for each in gc.get_objects() if isinstance(each, HttpConnection)]
+        finally:
+            gc.enable()
+
+
 async def test_a_connection_that_waits_keeps_no_answer() -> None:
     async def say(peer: Peer) -> None:
         await peer.asked()
