@@ -152,11 +152,13 @@ class DryRun(Stream):
         timeout_seconds: float,  # noqa: ARG002
     ) -> Answer | RequestFailed:
         """Return what Kinesis would, if each shard took all that is sent to it."""
-        largest = int(request.sizes.max())
+        place = int(request.sizes.argmax())
+        largest = int(request.sizes[place])
         if largest > LEAST_LIMIT_BYTES:  # rarely
             await within(SUMMARY_PATIENCE_SECONDS, self._summary_known)
         if largest > (limit_bytes := self.pipeline.record_limit_bytes):
-            message = f"the record size {largest:,} is over the stream's limit of {limit_bytes:,} bytes"
+            of = f"Record {place + 1} of stream {self.of.name}"  # Kinesis's own sentence, which judges the record
+            message = f"{of} has {largest} bytes, more than the maximum record size of {limit_bytes} bytes."
             # The status and the id of an answer: without them it would count as a proxy's.
             return RequestFailed("InvalidArgumentException", message, False, status=400, request_id="dry-run")
         sent = next(one for one in self.pipeline.sender.in_flight if one.encoded is request)

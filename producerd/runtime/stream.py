@@ -177,12 +177,13 @@ class Stream:
         If the frame ``takes_rest``, its good rows are accepted.
         """
         self.gate.received(ticket)
+        keeps_order = self.pipeline.rules.entries.per_key
         if frame.rows is not None and frame.rows.bad:
-            self.rejected_records += frame.end_bad_rows()
+            self.rejected_records += frame.end_bad_rows(keeps_order=keeps_order)
         if accepted := not frame.finished:
             self.pipeline.submit(frame, now)
         else:
-            if not frame.takes_rest:
+            if not frame.takes_rest(keeps_order=keeps_order):
                 self.pipeline.frame_refused(frame.owner)
             self.budget.release(frame.records, frame.charge_bytes)
         self._touched(self)

@@ -64,8 +64,9 @@ def test_in_kpl_mode_an_aggregate_is_taken_and_elsewhere_it_is_refused_with_what
     assert (refused.rows.tolist(), refused.code, refused.judged) == ([1, 2], Code.CONFIGURATION, False)
     assert 'aggregation = "kpl"' in refused.message
     assert 'ordering = "none"' in refused.message
-    whole = Frame("caller", 1, elsewhere, 1_000, takes_good=True).end_bad_rows()
-    assert whole == {Code.CONFIGURATION: 2, Code.FRAME_REFUSED: len(payloads) - 2}, "a setting judges no row"
+    for keeps_order, refuses in ((False, {}), (True, {Code.FRAME_REFUSED: len(payloads) - 2})):
+        ended = Frame("caller", 1, elsewhere, 1_000, takes_good=True).end_bad_rows(keeps_order=keeps_order)
+        assert ended == {Code.CONFIGURATION: 2, **refuses}, "a setting judges no row, and nothing overtakes one"
 
 
 NOT_IN_IT, NO_NUMBER, OUT_OF_RANGE = "that is not in it", "not a number", "not from 0 to 2^128-1"

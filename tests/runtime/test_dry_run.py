@@ -119,7 +119,7 @@ def test_a_record_over_the_streams_limit_is_judged(kinesis: FakeKinesis, server:
         (ack,), figures = tried(running, lay_out([b"a", b"b"], [b"x", b"y" * (1 << 20)]))
         ((row, why),) = ack.failed_rows()
         assert (row, why.outcome, why.code, why.judged) == (1, Outcome.NOT_STORED, Code.RECORD_TOO_LARGE, True)
-        assert "1,048,577 is over the stream's limit of 1,048,576 bytes" in why.message
+        assert "has 1048577 bytes, more than the maximum record size of 1048576 bytes" in why.message
         assert (figures.records, figures.aggregated_records) == (1, 1)
 
 

@@ -206,13 +206,13 @@ class Session:
         frame = sent.frame = WatchedFrame(sent, rows, ticket.layout.charge_bytes)
         sim.gate.received(ticket)
         if rows.bad:
-            frame.end_bad_rows()
+            frame.end_bad_rows(keeps_order=entries.per_key)
         if not frame.finished:
             frame.accepted = True
             self.unacked[frame] = None
             sim.pipeline.submit(frame, sim.now)
             return
-        if not frame.takes_rest:
+        if not frame.takes_rest(keeps_order=entries.per_key):
             sim.pipeline.frame_refused(self)
             if entries.per_key:
                 self.first_failed = self.first_failed or (sent.frame_id, 0)

@@ -201,12 +201,14 @@ class Frame:
 
     # ---- how its rows end
 
-    @property
-    def takes_rest(self) -> bool:
-        """Whether its good rows are taken: its session ``takes_good``, and what is bad is bad by itself."""
-        return self.takes_good and self.rows is not None and all(bad.judged for bad in self.rows.bad)
+    def takes_rest(self, *, keeps_order: bool) -> bool:
+        """Return whether its good rows are taken: its session ``takes_good``, and no order is broken.
 
-    def end_bad_rows(self) -> Counter[str]:
+        Only judged rows may be left out where the order is kept.
+        """
+        return self.takes_good and not (keeps_order and self.rows and any(not bad.judged for bad in self.rows.bad))
+
+    def end_bad_rows(self, *, keeps_order: bool = False) -> Counter[str]:
         """End the rows that intake found bad, and unless it ``takes_rest`` the others too.
 
         Returns the number of ended rows by code.
@@ -222,7 +224,7 @@ class Frame:
                 self.note_end(rows, RowEnd(Outcome.NOT_STORED, bad.code, bad.message, judged=bad.judged))
                 ended[bad.code] += len(rows)
         others = np.flatnonzero(left).astype(np.int32)
-        if len(others) < self.records and len(others) and not self.takes_rest:
+        if len(others) < self.records and len(others) and not self.takes_rest(keeps_order=keeps_order):
             message = "not taken, because other rows of its frame are bad"
             self.note_end(others, RowEnd(Outcome.NOT_STORED, Code.FRAME_REFUSED, message))
             ended[Code.FRAME_REFUSED] = len(others)
