@@ -136,7 +136,7 @@ class HttpConnection(asyncio.Protocol):
         if self._expiry is not None:
             self._expiry.cancel()
         self._end(exc)
-        self._parser = None  # which refers to this: else the buffers of TLS, 0.4 MB, wait for the garbage collector
+        self._parser = None  # which refers to this, so that 0.4 MB of buffers would wait for the garbage collector
 
     def eof_received(self) -> None:
         self._end(None)
