@@ -107,8 +107,7 @@ _JUDGING: Final = re.compile(
     r"|Record \d+ of stream \S+ .*\b\d+ bytes, more than the maximum record size of \d+ bytes\.?",
     re.DOTALL,
 )
-"""The sentences of Kinesis about a record.  One that only mentions a record, or a stream so named, is about anything.
-"""
+"""The sentences of Kinesis about a record.  A message that only mentions one, or a stream so named, judges nothing."""
 _NUMBER: Final = re.compile(r"\brecord(?:s[.\[]| number | #| )(\d{1,4})\b", re.IGNORECASE)
 _SIZE: Final = re.compile(
     r"\.data' failed to satisfy constraint: Member must have length less|^Record \d+ of stream ", re.IGNORECASE
