@@ -100,7 +100,9 @@ _BARE: Final = _MEANINGS[Code.PROXY_REFUSED]
 _PASSING_STATUSES: Final = frozenset({408, 425, 429})
 """Statuses 4xx that reject nothing: the same request may pass later."""
 _VIOLATIONS: Final = re.compile(r"(\d+) validation errors? detected")
-_PATHS: Final = re.compile(r" at '([^']*)' failed to satisfy constraint")
+_PATHS: Final = re.compile(r"(?<!Value null) at '([^']*)' failed to satisfy constraint")
+"""The path of a violation.  A value that is null judges nothing: a service could not read a body that has all of them.
+"""
 _PATH_OF_RECORD: Final = re.compile(r"records[.\[]\d+\]?\.(member\.)?\w+", re.IGNORECASE)
 _JUDGING: Final = re.compile(
     r"Invalid (PartitionKey|ExplicitHashKey)\. .*"

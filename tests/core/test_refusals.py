@@ -31,6 +31,12 @@ from tests.core.stories import (
 
 pytestmark = pytest.mark.law("Verdicts")
 
+NULL_DATA = (
+    "1 validation error detected: Value null at 'records.1.member.data' failed to satisfy constraint: "
+    "Member must not be null"
+)
+"""What a service says that cannot read CBOR: each body has the data of all its records."""
+
 
 def judged_in(frame: Frame) -> set[int]:
     return {row for row, why in on_the_wire(frame.result()).failed_rows() if why.judged}
@@ -253,6 +259,7 @@ def test_one_entry_that_is_refused_again_and_again_does_not_refuse_the_stream() 
         (BAD_KEY.replace("records.1.member.partitionKey", "streamName"), False),
         (BAD_KEY.replace("1 validation error", "2 validation errors"), False),
         (BAD_KEY.replace("records.1.member.partitionKey", "records"), False),
+        (NULL_DATA, False),
         (BAD_HASH_KEY, True),
         ("Record 1 of stream s under account 1 has 9 bytes, more than the maximum record size of 8 bytes.", True),
         ("Records size exceeds 10 MB limit", False),

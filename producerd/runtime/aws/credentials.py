@@ -97,6 +97,16 @@ class RenewedCredentials:
             self._renewal.cancel()
 
     @property
+    def found(self) -> ReadOnlyCredentials | None:
+        """The credentials of the last renewal that found any, or None."""
+        return self._frozen
+
+    def may_replace(self, refused: ReadOnlyCredentials) -> bool:
+        """Return whether there are others than those that the service refused, or a renewal looks for them."""
+        self.renew()
+        return self._frozen is not refused or self._renewal is not None
+
+    @property
     def expires_at(self) -> float | None:
         """The time at which the current credentials expire, in seconds since 1970, or None if that is unknown."""
         ends = internals.expiry_of(self._source)

@@ -56,8 +56,8 @@ _T = TypeVar("_T")
 class AioKinesis:
     """Kinesis through one client.
 
-    If the service refuses the credentials, the client renews them.  If it refuses the time of the signature, the call
-    is made once more with the service's time.
+    If the service refuses the credentials, the call is made once more with others, if there may be any.  If it refuses
+    the time of the signature, the call is made once more with the service's time.
     """
 
     def __init__(self, client: AwsClient, executor: Executor) -> None:
@@ -164,10 +164,15 @@ class AioKinesis:
     async def _ask(
         self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None = None
     ) -> _T | RequestFailed:
+        credentials = self._client.credentials
+        used = credentials.found
         answer = await self._ask_once(ask, timeout_seconds, sending)
         # If the records may be stored, leave it to the pipeline to send them again: it counts the copies.
-        if isinstance(answer, RequestFailed) and answer.code == CLOCK_OFF and not answer.maybe_stored:
-            answer = await self._ask_once(ask, timeout_seconds, sending)  # with the right time
+        if not isinstance(answer, RequestFailed) or answer.maybe_stored:
+            return answer
+        refuses_keys = bool(answer.status) and meaning_of(answer.code).code == Code.CREDENTIALS
+        if answer.code == CLOCK_OFF or (refuses_keys and used is not None and credentials.may_replace(used)):
+            return await self._ask_once(ask, timeout_seconds, sending)
         return answer
 
     async def _ask_once(
