@@ -50,8 +50,10 @@ from spark_client.gathering import CallFuture, Gathered, PutFuture, Row, Unraise
 from spark_client.options import (
     MOST_SECONDS,
     SECONDS_WANTED,
+    SOCKET_WANTED,
     STREAM_WANTED,
     is_seconds,
+    is_socket,
     is_stream,
     refuse,
     stream_advice,
@@ -104,7 +106,7 @@ class KinesisClient:
         self,
         stream: str | None = None,
         *,
-        socket: str | None = None,
+        socket: str | os.PathLike[str] | None = None,
         on_disconnect: str = "deliver",
         connect_timeout_seconds: float = 10,
         reconnect_timeout_seconds: float = 120,
@@ -118,6 +120,10 @@ class KinesisClient:
         }
         wrong = {name: value for name, value in timeouts.items() if not is_seconds(value)}
         problems = [f"{name}={value!r}: {SECONDS_WANTED}" for name, value in wrong.items()]
+        if isinstance(socket, os.PathLike):
+            socket = os.fspath(socket)
+        if not is_socket(socket):
+            problems.append(f"socket={socket!r}: {SOCKET_WANTED}")
         if on_disconnect not in ("deliver", "discard"):
             problems.append(f"on_disconnect={on_disconnect!r}: give 'deliver' or 'discard'")
         if stream is not None and not is_stream(stream):

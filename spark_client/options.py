@@ -7,6 +7,7 @@ over in lower case.  One error names every value that is not valid.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple, TypedDict, U
 from producerd.errors import Code, ConfigurationError
 from spark_client import daemon_settings
 from spark_client.batches import STREAM_NAME
+from spark_client.channel import MAX_SOCKET_PATH_BYTES
 from spark_client.diverting import PLACES, Place
 from spark_client.results import marked, quoted
 
@@ -123,8 +125,9 @@ def _seconds_or_none(value: Any) -> bool:
     return value is None or is_seconds(value)
 
 
-def _name_or_none(value: Any) -> bool:
-    return value is None or _is_name(value)
+def is_socket(value: Any) -> bool:
+    """Return whether a value can be the path of a socket, or is None."""
+    return value is None or (_is_name(value) and len(os.fsencode(value)) <= MAX_SOCKET_PATH_BYTES)
 
 
 def _is_column(value: Any) -> bool:
@@ -147,6 +150,7 @@ def _are_json_options(value: Any) -> bool:
 
 _COLUMN: Final = "give a column's name, an SQL expression or a Column"
 SECONDS_WANTED: Final = f"give a number of seconds, 0 to {MOST_SECONDS:,}"
+SOCKET_WANTED: Final = f"give the path of the daemon's socket, at most {MAX_SOCKET_PATH_BYTES} bytes"
 _SECONDS_OR_NONE: Final = f"{SECONDS_WANTED}, or None to wait forever"
 
 
@@ -217,8 +221,8 @@ class WriterOptions:
         metadata=_about(
             "the daemon's socket; without it PRODUCERD_SOCKET, Spark's `spark.producerd.socket`, then "
             "/run/producerd/producerd.sock",
-            "give the path of the daemon's socket",
-            _name_or_none,
+            SOCKET_WANTED,
+            is_socket,
         ),
     )
     null_key: str = field(
@@ -413,6 +417,7 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
                 holds = False
             if not holds:
                 advice = option.advice(text).replace("None", repr("none"))
+                advice = advice.replace("of seconds", "of seconds such as 5, 5s or 2min")
                 problems.append(f"{option.camel}={option.shown(text)}: {advice}")
         elif plain not in OF_SPARK:
             problems.append(f"{name}: is not an option of producerd; {_instead(plain, known)}")
@@ -425,13 +430,19 @@ def from_text(given: Mapping[str, str]) -> WriterOptions:
     return WriterOptions(**values)
 
 
-def refuse_unknown(given: Mapping[str, Any]) -> None:
-    """Raise a ConfigurationError for arguments in Python that are not options."""
+def from_arguments(given: Mapping[str, Any], unknown: Mapping[str, Any]) -> WriterOptions:
+    """Return the options of a call in Python, whose other arguments are ``unknown``."""
     known = {option.name.replace("_", ""): option for option in OPTIONS}
-    refuse(
+    problems = [
         f"{name}: is not an option of producerd; {_instead(name.replace('_', '').lower(), known, 'name')}"
-        for name in given
-    )
+        for name in unknown
+    ]
+    try:
+        options = WriterOptions(**{option.name: given[option.name] for option in OPTIONS})
+    except ConfigurationError as error:
+        problems += error.problems
+    refuse(problems)
+    return options
 
 
 def refuse(problems: Iterable[str]) -> None:

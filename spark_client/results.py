@@ -320,8 +320,9 @@ class BatchResult(NamedTuple):
         files = f"; {len(self.diverted)} files have them, such as {self.diverted[0]}" if self.diverted else ""
         logger.log(level, "%s%s%s", self, rows, files)
         if self.guard_problem:
-            tasks = counted(sum(bool(one.guard_problem) for one in self.partitions), "task")
-            logger.warning("replay guard: %s could not use it fully: %s", tasks, self.guard_problem)
+            tasks = sum(bool(one.guard_problem) for one in self.partitions)
+            who = counted(tasks, "task") if tasks else "the driver"
+            logger.warning("replay guard: %s could not use it fully: %s", who, self.guard_problem)
         for daemon in self.daemons:
             logger.info("%s", daemon)
 

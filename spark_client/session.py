@@ -489,7 +489,8 @@ class DaemonSession:
 
 
 def _no_room(frame: UnackedFrame, deadline: Deadline, reason: str) -> BackpressureTimeout:
-    return BackpressureTimeout(f"no room for stream {frame.stream} within {deadline.seconds or 0:.4g} s: {reason}")
+    seconds = round(deadline.seconds or 0, 2)  # what the call had left, which is a little less than its time-out
+    return BackpressureTimeout(f"no room for stream {frame.stream} within {seconds:g} s: {reason}")
 
 
 def describe(blocked: messages.Blocked) -> str:

@@ -23,7 +23,7 @@ from producerd.errors import Code, ProducerdError
 from spark_client.configuration import configured, is_connect
 from spark_client.diverting import is_run, name_of_call
 from spark_client.interrupts import cancelled_on_interrupt, insist
-from spark_client.options import OPTIONS, JsonOption, WriterOptions, refuse, refuse_unknown
+from spark_client.options import OPTIONS, JsonOption, WriterOptions, from_arguments, refuse
 from spark_client.progress import Progress, described
 from spark_client.results import BatchResult, PartitionResult, error_in, marked, merge
 from spark_client.selection import select
@@ -133,8 +133,7 @@ class KinesisBatchWriter:
         **unknown: Unpack[NoKeywords],
     ) -> None:
         given = locals()
-        refuse_unknown(unknown)
-        self._options = WriterOptions(**{option.name: given[option.name] for option in OPTIONS})
+        self._options = from_arguments(given, unknown)
         self.last_result: BatchResult | None = None
         self.results: deque[BatchResult] = deque(maxlen=KEPT_RESULTS)
         self._row_bytes = 0.0

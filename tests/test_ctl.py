@@ -171,6 +171,7 @@ def test_a_socket_of_another_program_is_no_daemon(capsys: pytest.CaptureFixture[
         code, out, err = Asking(capsys, path / "other.sock")("status")
     assert (code, out) == (1, "")
     assert err.startswith(f"producerctl: no daemon answers: {path}/other.sock: ")
+    assert "not HTTP" not in err
 
 
 def test_it_loads_nothing_but_the_standard_library() -> None:

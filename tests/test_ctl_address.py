@@ -52,6 +52,19 @@ def test_a_file_that_says_nothing_leaves_the_usual_places(tmp_path: Path, text: 
     assert admin_paths(environ) == [f"{place}/producerd/producerd.admin.sock" for place in ("/run", "/run/user/7")]
 
 
+@pytest.mark.parametrize(("text", "why"), [("socket = ", "Invalid value"), (None, "No such file or directory")])
+def test_where_no_daemon_answers_it_says_why_the_file_was_not_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, why: str
+) -> None:
+    file = tmp_path / "producerd.toml"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("PRODUCERD_CONFIG", str(file))
+    monkeypatch.setenv("PRODUCERD_SOCKET", str(tmp_path / "a.sock"))
+    assert ctl.main(["status"]) == 1
+    assert f"; PRODUCERD_CONFIG={file} cannot be read ({why}" in capsys.readouterr().err
+
+
 def test_a_pipe_is_left_to_the_daemon() -> None:
     reader, writer = os.pipe()
     os.write(writer, b'socket = "/f/c.sock"\n')

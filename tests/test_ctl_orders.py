@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,21 @@ def test_put_sends_each_line_as_a_record(
     found = stream.entries()
     assert {record.partition_key for record in found} == {"k"}
     assert sorted(record.data.decode() for record in found) == sorted(text.splitlines())
+
+
+def test_put_names_the_lines_that_are_not_stored(
+    monkeypatch: pytest.MonkeyPatch, shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking
+) -> None:
+    stream = shared_fake.create_stream("long-lines", shards=2)
+    lines = [b"short"] * 60_000  # more than are put at once
+    lines[7] = lines[50_000] = b"x" * (1 << 21)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n".join(lines))))
+    code, out, err = to("put", "long-lines", "--socket", shared.socket)
+    assert (code, out) == (1, "")
+    assert "PRODUCERD[RECORD_TOO_LARGE]: 2 lines of 60,000 not stored, by number: " in err
+    assert "), records 8; " in err
+    assert "), records 50001" in err
+    assert len(stream.entries()) == 59_998
 
 
 def test_put_says_why_not(monkeypatch: pytest.MonkeyPatch, shared: DaemonProcess, to: Asking) -> None:
@@ -420,8 +436,11 @@ def test_put_holds_few_large_lines_at_a_time(
 
         def __exit__(self, *_: object) -> None: ...
 
-        def put_many(self, records: list[tuple[bytes, str | None]]) -> None:
+        def put_many(self, records: list[tuple[bytes, str | None]]) -> Future[None]:
             sizes.append(sum(len(data) for data, _ in records))
+            stored: Future[None] = Future()
+            stored.set_result(None)
+            return stored
 
     monkeypatch.setattr("spark_client.KinesisClient", Client)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((b"x" * 100_000 + b"\n") * 50)))

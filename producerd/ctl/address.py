@@ -10,11 +10,13 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final
 
 PREFIX: Final = "PRODUCERD_"
 SUFFIX: Final = ".admin.sock"
 _NAMES: Final = ("socket", "admin_socket")
+_UNREADABLE: Final = (ImportError, OSError, ValueError, RecursionError)  # Python 3.9 and 3.10 have no tomllib
 
 
 def admin_paths(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -35,12 +37,28 @@ def client_path(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(f"{PREFIX}SOCKET") or _in_file(environ.get(f"{PREFIX}CONFIG")).get("socket")
 
 
+def why_unread(environ: Mapping[str, str] = os.environ) -> str:
+    """Return why the configuration file, which may name another place, cannot be read, or ""."""
+    path = environ.get(f"{PREFIX}CONFIG")
+    try:
+        _read(path)
+    except _UNREADABLE as error:
+        return f"{PREFIX}CONFIG={path} cannot be read ({getattr(error, 'strerror', None) or error})"
+    return ""
+
+
 def _in_file(path: str | None) -> dict[str, str]:
     """Return the sockets that a configuration file names, as far as this user and this Python can read it."""
     document: dict[str, Any] = {}
-    with contextlib.suppress(ImportError, OSError, ValueError, RecursionError):  # Python 3.9 and 3.10 have no tomllib
-        if path and Path(path).is_file():  # a pipe is the daemon's, and a device may have no end
-            import tomllib  # only here, as it takes 5 ms  # novermin
-
-            document = tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    with contextlib.suppress(*_UNREADABLE):
+        document = _read(path)
     return {name: document[name] for name in _NAMES if isinstance(document.get(name), str)}
+
+
+def _read(path: str | None) -> dict[str, Any]:
+    """Return a configuration file's contents, or nothing if none is named.  Raise one of `_UNREADABLE`."""
+    if not path or not S_ISREG(os.stat(path).st_mode):  # a pipe is the daemon's, and a device may have no end
+        return {}
+    import tomllib  # only here, as it takes 5 ms  # novermin
+
+    return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))

@@ -135,7 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output", metavar="FILE.tar.gz", help="its name (default: one with the time); -: the standard output"
     )
     profiled = command("profile", profile, "sample what the daemon works on, as stacks for a flame graph")
-    profiled.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
+    profiled.add_argument("--seconds", type=_some_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
     profiled.add_argument("--output", metavar="FILE", help="write the stacks there, not to the standard output")
     return parser
 
@@ -156,6 +156,12 @@ def _seconds(text: str) -> float:
     seconds = math.inf if match is None else float(match[1]) * UNITS[match[2]]
     if seconds > MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d, at most 365d")
+    return seconds
+
+
+def _some_seconds(text: str) -> float:
+    if not (seconds := _seconds(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed: more than 0")
     return seconds
 
 
@@ -247,8 +253,9 @@ def _loglevel(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
 
 
 def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
-    from producerd.errors import ProducerdError
+    from producerd.errors import ProducerdError, RecordsFailed
     from spark_client import KinesisClient
+    from spark_client.gathering import PutFuture, records_failed
 
     if sys.stdin is None:
         raise Failed("the standard input is closed")
@@ -256,13 +263,26 @@ def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     if lines.isatty():
         print("one record a line; Ctrl-D ends", file=sys.stderr)
     records = 0
+    puts: list[tuple[int, PutFuture]] = []  # what is not stored yet, or failed, and the lines before it
     try:
         with KinesisClient(parsed.stream, socket=parsed.socket or client_path()) as client:
             while chunk := lines.readlines(BYTES_AT_ONCE):
-                client.put_many([(line.rstrip(b"\n"), parsed.key) for line in chunk])
+                puts = [put for put in puts if not put[1].done() or put[1].exception() is not None]
+                puts.append((records, client.put_many([(line.rstrip(b"\n"), parsed.key) for line in chunk])))
                 records += len(chunk)
+    except RecordsFailed:
+        pass  # the futures name the lines
     except (ProducerdError, TypeError, ValueError) as error:
         raise Failed(str(error)) from None
+    failures = [
+        failure._replace(rows=tuple([before + 1 + row for row in failure.rows]))
+        for before, put in puts
+        if isinstance(why := put.exception(), RecordsFailed)
+        for failure in why.failures
+    ]
+    if failures:
+        failed = count(sum([failure.records for failure in failures]), "line")
+        raise Failed(str(records_failed(f"{failed} of {records:,} not stored, by number", failures)))
     yield f"{parsed.stream}: {count(records, 'record')} stored"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
 
-from producerd.ctl.address import admin_paths
+from producerd.ctl.address import admin_paths, why_unread
 
 TIMEOUT_SECONDS: Final = 10.0
 """Time-out of a request that the daemon answers at once."""
@@ -51,6 +51,7 @@ class AdminClient:
 
     def __init__(self, path: str | None) -> None:
         self._paths = [path] if path else admin_paths()
+        self._unread = "" if path else why_unread()
 
     def get(self, target: str) -> Any:
         return self._ask("GET", target)
@@ -99,7 +100,11 @@ class AdminClient:
                     raise Failed(f"the daemon is of version {version}, which does not know this command") from None
                 problem = f"{path}: {error}"
             except (OSError, http.client.HTTPException, ValueError) as error:
-                problem = f"{path}: {getattr(error, 'strerror', None) or error}"
+                is_other = type(error) is http.client.BadStatusLine  # as at the socket for clients
+                words = (
+                    "what answers there is no admin socket" if is_other else getattr(error, "strerror", None) or error
+                )
+                problem = f"{path}: {words}"
             else:
                 if answer.status != 200:
                     raise Failed(body.get("error", f"status {answer.status}"))
@@ -109,6 +114,7 @@ class AdminClient:
             if is_order_sent:  # this daemon may have received it, and the next path leads to another one
                 raise Failed(f"{problem}; the order may have been carried out")
             problems.append(problem)
+        problems += [self._unread] if self._unread else []
         raise Failed("no daemon answers: " + "; ".join(problems) + "; --admin-socket names another place")
 
 

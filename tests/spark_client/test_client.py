@@ -732,6 +732,14 @@ def test_no_stream_is_no_call(daemon: FakeDaemon) -> None:
                 call()
 
 
+@pytest.mark.parametrize("socket", [5, "", "/" + "x" * 107])
+def test_a_socket_that_cannot_be_one_is_named(socket: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"PRODUCERD\[CONFIGURATION\]: socket=.*: give the path of the daemon's"
+    ):
+        KinesisClient("s", socket=socket)
+
+
 @pytest.mark.parametrize("stream", ["", 5])
 def test_options_that_do_not_hold_are_named_at_once(stream: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -89,6 +89,7 @@ CALLS: dict[str, Callable[[], object]] = {
         for name in ("partiton_key", "on_bad_records", "region", "streamName", "xyzzy")
     },
 }
+CALLS["KinesisBatchWriter('s', strem='x', null_key='y')"] = lambda: WRITER("s", strem="x", null_key="y")
 VALUES: list[dict[str, Any]] = [
     {"stream": 5},
     {"stream": "my flights"},
@@ -110,6 +111,7 @@ VALUES: list[dict[str, Any]] = [
     {"json_options": {5: "x"}},
     {"json_options": {"a": None}},
     {"allow_speculation": 1},
+    {"socket": "/" + "x" * 107},
     # do not go together
     {"on_bad_record": "divert"},
     {"divert_to": "s3://b/p"},
@@ -149,7 +151,7 @@ def test_what_is_refused_is_named_in_one_line_with_what_to_give_and_no_secret(sn
     for name, call in calls.items():
         with pytest.raises(ConfigurationError) as caught:
             call()
-        (problem,) = caught.value.problems
+        problem = "; ".join(caught.value.problems)
         assert str(caught.value) == f"PRODUCERD[CONFIGURATION]: {problem}"
         assert "\n" not in problem
         assert "SECRET" not in problem

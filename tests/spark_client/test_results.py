@@ -161,6 +161,9 @@ def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest
     plain.log(logging.getLogger("producerd.client"))
     skipped = merge(None, "s", [result(0, INVALID._replace(records=2, rows=(3, 5)))], skip_bad_records=True)
     skipped._replace(diverted=("file:///a", "file:///b")).log(logging.getLogger("producerd.client"))
+    merge(None, "s", [result()], skip_bad_records=True)._replace(guard_problem="of the driver").log(
+        logging.getLogger("producerd.client")
+    )
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", line),
         ("INFO", str(STARTED)),
@@ -168,6 +171,8 @@ def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest
             "WARNING",
             f"{line}, 2 skipped; skipped (partition:row): {rows}; 2 files have them, such as file:///a",
         ),
+        ("INFO", line),
+        ("WARNING", "replay guard: the driver could not use it fully: of the driver"),
     ]
 
 
