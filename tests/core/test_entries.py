@@ -130,6 +130,9 @@ def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> 
     [
         {},
         {"SequenceNumber": "1"},
+        {"ShardId": "a"},
+        {"ShardId": "a", "SequenceNumber": ""},
+        {"ShardId": "a", "SequenceNumber": None},
         {"ErrorMessage": "m"},
         {"ErrorCode": ""},
         {"ErrorCode": 5},
@@ -138,7 +141,7 @@ def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> 
 )
 def test_a_result_that_names_neither_shard_nor_error_is_not_kinesis_s(result: object) -> None:
     """It is never a success.  Nor does it say that the entry is not stored."""
-    error = (NOT_KINESIS, "a result with neither a shard nor an error")
+    error = (NOT_KINESIS, "a result with neither a shard and a sequence number nor an error")
     assert meanings(answer_of(stored("a"), result)) == ["a", error]
 
 
@@ -164,7 +167,7 @@ JSON_OF_OTHERS = b"""
     {"Records":[1,2]}
     {"Records":["a","b"]}
     {"Records":[[],[]]}
-    {"Records":[{"ShardId":[1]},{"ShardId":{"a":1}}]}
+    {"Records":[{"ShardId":[1],"SequenceNumber":"1"},{"ShardId":{"a":1},"SequenceNumber":"1"}]}
     {"Records":[{"ShardId":"a"},{"ShardId":"b"}
 """
 
@@ -177,7 +180,7 @@ JSON_OF_OTHERS = b"""
         b"\xa0",
         b"\xa1\x67Records\xf6",
         b"\xa1\x67Records\x82\x01\x02",
-        b"\xa1\x67Records\x82" + b"\xa1\x67ShardId\x01" * 2,
+        b"\xa1\x67Records\x82" + b"\xa2\x67ShardId\x01\x6eSequenceNumber\x611" * 2,
         b"\xbf",
         b"\x9f" * 100_000,
         b"\xbf\x9f\xff\x00\xff",
@@ -202,7 +205,7 @@ def test_a_result_without_a_shard_and_without_an_error_is_not_stored(shard_id: o
     assert found.error_table[0][0] == NOT_KINESIS
 
 
-@pytest.mark.parametrize("number", ["²", "9" * 5_000, "-1", "1.5", "", None, 7])
+@pytest.mark.parametrize("number", ["²", "9" * 5_000, "-1", "1.5", 7])
 def test_a_sequence_number_that_is_none_says_nothing(number: object) -> None:
     found = parse_answer(orjson.dumps({"Records": [{"ShardId": "a", "SequenceNumber": number}]}), 1)
     assert isinstance(found, Answer)

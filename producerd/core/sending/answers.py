@@ -114,7 +114,10 @@ def _loads_cbor(body: bytes) -> Any:
 
 
 def _read_results(results: list[dict[str, Any]]) -> Answer:
-    shard_ids = [(result.get("ShardId") or None) if not result.get("ErrorCode") else None for result in results]
+    shard_ids = [
+        (result.get("ShardId") or None) if result.get("SequenceNumber") and not result.get("ErrorCode") else None
+        for result in results
+    ]
     shard_places = {shard_id: place for place, shard_id in enumerate(dict.fromkeys(shard_ids))}
     if not {type(shard_id) for shard_id in shard_places} <= {str, type(None)}:
         raise TypeError("a shard's id is text")
@@ -137,13 +140,13 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
 
 
 def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Return code and message of a result without a shard.
+    """Return code and message of a result that does not say where its entry is stored.
 
     A result that also has no code gets `NOT_KINESIS`, because it does not say that the entry was not stored.
     """
     code = result.get("ErrorCode")
     if not isinstance(code, str) or not code:
-        return NOT_KINESIS, "a result with neither a shard nor an error"
+        return NOT_KINESIS, "a result with neither a shard and a sequence number nor an error"
     return code[:MAX_TEXT], str(result.get("ErrorMessage"))[:MAX_TEXT]
 
 
