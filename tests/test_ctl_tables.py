@@ -21,6 +21,7 @@ def test_tables_show_each_number_in_its_column_and_what_is_wrong_below(snapshot:
     shown = {
         "streams in trouble come first": status(node(calm, stream(stream="b"), queue_full, broken)),
         "records whose caller has left, and failed ones": status(node(left)),
+        "a refused stream that nobody uses": status(node(stream(health="broken", sessions=0, queue_records=0))),
         "no stream": status(node()),
         "a node without credentials": status(node(unready="it has no credentials")),
         "a node in trouble": status(node(troubles=["its clock\nis off"])),

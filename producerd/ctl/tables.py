@@ -199,7 +199,8 @@ def why_of(stream: Reply) -> Iterator[str]:
     if stream["reason"]:
         yield stream["reason"]
     if effect := EFFECTS.get(health(stream)):
-        yield effect
+        is_used = stream.get("sessions", 1) or stream["queue_records"]  # a daemon of 0.1.0 does not send sessions
+        yield effect if is_used else "no client has the stream open now"
     if left := stream.get("records_without_caller"):  # a daemon of 0.1.0 does not send it
         yield f"{count(left, 'record')} of callers that have left: a stop loses those that the drain does not store"
     if reasons := stream.get("failed_reasons"):
