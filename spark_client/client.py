@@ -65,6 +65,7 @@ from spark_client.tally import Tally
 
 LOCK_SECONDS: Final = 5.0
 """No thread holds the lock for longer than a moment."""
+BUSY: Final = "the client looks for its daemon, or another of its calls waits for room"
 CLOSED: Final = "the client was closed before the acknowledgement"
 
 
@@ -373,7 +374,7 @@ class _ConnectionThread:
         try:
             self._do(step, left)
         except StillRuns:
-            text = f"no room for stream {stream} within {timeout_seconds} s: another call of this client waits, too"
+            text = f"no room for stream {stream} within {timeout_seconds} s: {BUSY}"
             raise as_line(BackpressureTimeout(text)) from None
         return put.call
 
@@ -428,7 +429,7 @@ class _ConnectionThread:
         try:
             reason: str = self._do(lambda connection: connection.reason(stream), _clock(ANSWER_SECONDS))
         except StillRuns:
-            reason = "another call of this client waits for room, or for a daemon"
+            reason = BUSY
         return reason
 
     def end_connection(self) -> None:

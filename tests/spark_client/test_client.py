@@ -241,7 +241,7 @@ def test_a_time_out_leaves_nothing_half_taken_and_says_where_to_go_on(daemon: Fa
 def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(blocked: KinesisClient) -> None:
     """The fixture sees that nothing of it is sent later."""
     for seconds in (0.1, 0.01):
-        text = rf"within {seconds} s: another call of this client waits, too"
+        text = rf"within {seconds} s: the client looks for its daemon, or another of its calls waits for room"
         with pytest.raises(BackpressureTimeout, match=text):
             blocked.put("b", timeout_seconds=seconds)
 
@@ -402,7 +402,7 @@ def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
     client.put("a", timeout_seconds=60)
     with calling(lambda: client.put("b", timeout_seconds=60)):
         until(lambda: daemon.outstanding == 2)
-        with pytest.raises(FlushTimeout, match="another call of this client waits"):
+        with pytest.raises(FlushTimeout, match="another of its calls waits for room"):
             client.flush(0.01)
         go_on.set()
     client.put("c", timeout_seconds=10)
