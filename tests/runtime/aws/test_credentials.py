@@ -384,6 +384,24 @@ async def test_the_chain_is_walked_once_for_all_and_again_only_after_a_refusal_a
 
 
 @pytest.mark.usefixtures("at_once")
+async def test_each_request_with_refused_keys_may_go_again_once_others_are_looked_for_or_found() -> None:
+    chain = Chain()
+    async with renewed(chain) as credentials:
+        assert await key_of(credentials) == "A"
+        refused = credentials.found
+        assert refused is not None
+        assert not credentials.may_replace(refused)
+        chain.found = AioCredentials("B", "secret")
+        credentials.doubt()
+        assert credentials.may_replace(refused), "they are looked for"
+        assert await key_of(credentials) == "B"
+        assert credentials.may_replace(refused), "they are found"
+        found = credentials.found
+        assert found is not None
+        assert not credentials.may_replace(found)
+
+
+@pytest.mark.usefixtures("at_once")
 async def test_a_walk_goes_on_when_the_request_that_began_it_gives_up() -> None:
     chain = Chain()
     chain.walked.clear()
