@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,9 +25,22 @@ Row = tuple[bytes, Optional[bytes], Optional[bytes]]
 """Data, key and hash key of a record."""
 RUNNING: Final = "RUNNING"
 FINISHED: Final = "FINISHED"
-_waiting: Final = threading.Lock()
-"""Guards the moment when a caller begins to wait for a `RecordFuture`, against its end."""
 
+
+class _Waiting:
+    """Guards the moment when a caller begins to wait for a `RecordFuture`, against its end.
+
+    A signal's handler may begin to wait in the middle of that, and a fork copies the lock as another thread holds it.
+    """
+
+    lock = threading.RLock()
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        cls.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_Waiting.renew_lock)
 
 Kinds = dict[tuple[str, str, str, bool], int]
 """How many records failed, by code, message, stream, and whether they may be stored."""
@@ -131,12 +145,10 @@ class RecordFuture(PutFuture):
     def __getattr__(self, name: str) -> Any:
         if name not in ("_condition", "_waiters", "_done_callbacks"):
             raise AttributeError(name)
-        with _waiting:
-            if not self._is_waited_for:
-                self._waiters: list[Any] = []
-                self._done_callbacks: list[Any] = []
-                self._condition = threading.Condition()
-                self._is_waited_for = True
+        with _Waiting.lock:
+            for attribute, value in (("_waiters", []), ("_done_callbacks", []), ("_condition", threading.Condition())):
+                self.__dict__.setdefault(attribute, value)
+            self._is_waited_for = True
         return self.__dict__[name]
 
     def done(self) -> bool:
@@ -238,7 +250,7 @@ class Gathered:
                     failures[future.place], errors[future.place] = lost, error()
         raised = unraised.count_failures(failed)
         waited_for = []
-        with _waiting:
+        with _Waiting.lock:
             for future in self._futures:
                 its = errors.get(future.place)
                 if its is not None:

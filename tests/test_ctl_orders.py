@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from producerd import ctl
-from producerd.errors import Code
+from producerd.errors import Code, ConnectionFailed
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
 from producerd.wire import messages
@@ -422,26 +422,43 @@ def test_only_listed_users_may_send(server: FakeServer, fake: FakeKinesis) -> No
         assert stored(fake) == 1
 
 
+class Client:
+    """Stands in for a client whose records end as ``error`` says, which its flush does not raise."""
+
+    error: Exception | None = None
+    sizes: list[int]
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def put_many(self, records: list[tuple[bytes, str | None]]) -> Future[None]:
+        self.sizes.append(sum(len(data) for data, _ in records))
+        put: Future[None] = Future()
+        put.set_exception(self.error) if self.error else put.set_result(None)
+        return put
+
+
+def test_put_is_no_success_where_the_daemon_was_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "sizes", [], raising=False)
+    monkeypatch.setattr(Client, "error", ConnectionFailed("the daemon is gone"))
+    monkeypatch.setattr("spark_client.KinesisClient", Client)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x" * 100_000 + b"\n" + b"y\n" * 100_000)))
+    assert ctl.main(["put", "flights"]) == 1
+    assert capsys.readouterr() == ("", "producerctl: the daemon is gone\n")
+
+
 def test_put_holds_few_large_lines_at_a_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand of them were a gigabyte."""
     sizes: list[int] = []
-
-    class Client:
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        def __enter__(self) -> Client:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def put_many(self, records: list[tuple[bytes, str | None]]) -> Future[None]:
-            sizes.append(sum(len(data) for data, _ in records))
-            stored: Future[None] = Future()
-            stored.set_result(None)
-            return stored
-
+    monkeypatch.setattr(Client, "sizes", sizes, raising=False)
     monkeypatch.setattr("spark_client.KinesisClient", Client)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((b"x" * 100_000 + b"\n") * 50)))
     assert ctl.main(["put", "flights"]) == 0

@@ -100,8 +100,11 @@ _BARE: Final = _MEANINGS[Code.PROXY_REFUSED]
 _PASSING_STATUSES: Final = frozenset({408, 425, 429})
 """Statuses 4xx that reject nothing: the same request may pass later."""
 _VIOLATIONS: Final = re.compile(r"(\d+) validation errors? detected")
-_PATHS: Final = re.compile(r"(?<!Value null) at '([^']*)' failed to satisfy constraint")
-"""The path of a violation.  A value that is null judges nothing: a service could not read a body that has all of them.
+_PATHS: Final = re.compile(
+    r" at '([^']*)' failed to satisfy constraint(?!: Member must (?:not be null|have length greater))"
+)
+"""The path of a violation.  A value that is null or empty judges nothing: the service could not read the request, as no
+request has such a value.
 """
 _PATH_OF_RECORD: Final = re.compile(r"records[.\[]\d+\]?\.(member\.)?\w+", re.IGNORECASE)
 _JUDGING: Final = re.compile(

@@ -274,12 +274,15 @@ def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
         pass  # the futures name the lines
     except (ProducerdError, TypeError, ValueError) as error:
         raise Failed(str(error)) from None
-    failures = [
-        failure._replace(rows=tuple([before + 1 + row for row in failure.rows]))
-        for before, put in puts
-        if isinstance(why := put.exception(), RecordsFailed)
-        for failure in why.failures
-    ]
+    failures = []
+    for before, put in puts:
+        why = put.exception()
+        if isinstance(why, RecordsFailed):
+            failures += [
+                failure._replace(rows=tuple([before + 1 + row for row in failure.rows])) for failure in why.failures
+            ]
+        elif why is not None:
+            raise Failed(str(why))
     if failures:
         failed = count(sum([failure.records for failure in failures]), "line")
         raise Failed(str(records_failed(f"{failed} of {records:,} not stored, by number", failures)))

@@ -48,8 +48,8 @@ def on_the_wire(result: FrameResult) -> messages.Ack:
 THROTTLED = "ProvisionedThroughputExceededException"
 REFUSED = RequestFailed("AccessDeniedException", "not authorized", maybe_stored=False)
 BAD_KEY = (
-    "1 validation error detected: Value '' at 'records.1.member.partitionKey' failed to satisfy constraint: "
-    "Member must have length greater than or equal to 1"
+    "1 validation error detected: Value 'kkk' at 'records.1.member.partitionKey' failed to satisfy constraint: "
+    "Member must have length less than or equal to 256"
 )
 BAD_HASH_KEY = "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. Specified value was -1"
 INVALID = RequestFailed("InvalidArgumentException", BAD_HASH_KEY, maybe_stored=False, status=400, request_id="d3f1")

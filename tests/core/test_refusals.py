@@ -260,6 +260,8 @@ def test_one_entry_that_is_refused_again_and_again_does_not_refuse_the_stream() 
         (BAD_KEY.replace("1 validation error", "2 validation errors"), False),
         (BAD_KEY.replace("records.1.member.partitionKey", "records"), False),
         (NULL_DATA, False),
+        (NULL_DATA.replace("Value null", "Value"), False),
+        (BAD_KEY.replace("less than or equal to 256", "greater than or equal to 1"), False),
         (BAD_HASH_KEY, True),
         ("Record 1 of stream s under account 1 has 9 bytes, more than the maximum record size of 8 bytes.", True),
         ("Records size exceeds 10 MB limit", False),

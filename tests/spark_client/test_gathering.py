@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import signal
 import threading
 import time
 import weakref
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -399,6 +402,56 @@ def test_where_a_frame_is_given_up_half_way_only_what_has_not_ended_fails() -> N
     gathered.end_all(Unraised(), LOST, lambda: ConnectionFailed("gone", code=Code.DAEMON_LOST))
     ends = [type(future.exception(0)) for future in futures if future is not None]
     assert ends == [type(None), ConnectionFailed, type(None), ConnectionFailed]
+
+
+def test_a_signal_s_handler_may_wait_for_futures_where_its_thread_begins_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = Gathered("s", (1 << 20, 100))
+    first, second = gathered.add_record(FULL), gathered.add_record(FULL)
+    assert first is not None
+    assert second is not None
+    handled: list[Future[None]] = []
+
+    def interrupted() -> threading.Condition:
+        if not handled:
+            handled.append(first)
+            first.add_done_callback(handled.append)
+            second.add_done_callback(handled.append)
+        return threading.Condition()
+
+    monkeypatch.setattr(
+        "spark_client.gathering.threading", SimpleNamespace(Condition=interrupted, RLock=threading.RLock)
+    )
+    first.add_done_callback(handled.append)
+    gathered.end_all(Unraised())
+    assert handled == [first, first, first, second]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_may_wait_for_futures_although_a_thread_of_its_parent_began_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = Gathered("s", (1 << 20, 100))
+    first, second = gathered.add_record(FULL), gathered.add_record(FULL)
+    assert first is not None
+    assert second is not None
+    begins, go_on = threading.Event(), threading.Event()
+
+    def slow() -> threading.Condition:
+        if threading.current_thread() is not threading.main_thread():
+            begins.set()
+            go_on.wait(10)
+        return threading.Condition()
+
+    monkeypatch.setattr("spark_client.gathering.threading", SimpleNamespace(Condition=slow, RLock=threading.RLock))
+    thread = threading.Thread(target=first.add_done_callback, args=[print])
+    thread.start()
+    begins.wait(10)
+    child = os.fork()
+    if not child:
+        signal.alarm(5)
+        second.add_done_callback(print)
+        os._exit(0)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 LOST = RowFailure(Code.DAEMON_LOST, "gone", 1, True, (), "s")

@@ -81,9 +81,13 @@ class RenewedCredentials:
         self._renewal: asyncio.Task[None] | None = None
         self._next_renewal = 0.0
 
-    def doubt(self) -> None:
-        """Note that the service refused the credentials: the next request that needs them resolves them again."""
-        self._refused = True
+    def doubt(self, used: ReadOnlyCredentials | None) -> None:
+        """Note that the service refused the credentials: the next request that needs them resolves them again.
+
+        ``used``: those that were known when the refused request began.  If others were found since, these are not in
+        doubt.
+        """
+        self._refused |= used is None or used is self._frozen
 
     def has_helper(self, helper: bool) -> None:
         """Note whether a credential process is in the chain.  The renewal that is under way has that much time."""

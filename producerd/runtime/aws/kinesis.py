@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from botocore.credentials import ReadOnlyCredentials
+
 from producerd.config.redaction import redacted_url
 from producerd.core.encoding.entries import EncodedRequest
 from producerd.core.failures import CREDENTIALS_AWAITED, meaning_of
@@ -178,7 +180,7 @@ class AioKinesis:
     async def _ask_once(
         self, ask: Callable[[], Awaitable[_T]], timeout_seconds: float, sending: Sending | None
     ) -> _T | RequestFailed:
-        offset, began = self._client.clock.offset, time.monotonic()
+        offset, used, began = self._client.clock.offset, self._client.credentials.found, time.monotonic()
         if sending is not None:
             sending.begin()
         try:
@@ -194,15 +196,20 @@ class AioKinesis:
             if isinstance(error, TimeoutError):
                 text = f"no answer within {seconds:.1f} s"
                 return RequestFailed(Code.UNREACHABLE, text, maybe_stored=written, timed_out=written)
-            return self._refused(error, failure_of(error, body_written=written), offset)
+            return self._refused(error, failure_of(error, body_written=written), offset, used)
         finally:
             if sending is not None:
                 self._timeouts.pop(id(sending.body), None)
         self._client.note_answer()
         return answer
 
-    def _refused(self, error: Exception, failed: RequestFailed, signed_with: timedelta) -> RequestFailed:
-        """Return the failure, after learning from it what is wrong with the endpoint, the clock or the credentials."""
+    def _refused(
+        self, error: Exception, failed: RequestFailed, offset: timedelta, used: ReadOnlyCredentials | None
+    ) -> RequestFailed:
+        """Return the failure, after learning from it what is wrong with the endpoint, the clock or the credentials.
+
+        ``offset`` and ``used`` are the clock's and the credentials when the call began.
+        """
         bare_400 = failed.code == "400"  # as from a port for HTTPS that is spoken to in plain HTTP
         if is_answer(error) and not bare_400:
             self._client.note_answer()
@@ -210,10 +217,10 @@ class AioKinesis:
             bare_400 or (failed.code == Code.UNREACHABLE and shows_wrong_endpoint(error))
         ):
             return replace(failed, wrong_endpoint=True)
-        if self._client.clock.learn(error, signed_with):
+        if self._client.clock.learn(error, offset):
             return replace(failed, code=CLOCK_OFF)
         if is_answer(error) and meaning_of(failed.code).code == Code.CREDENTIALS:
-            self._client.credentials.doubt()
+            self._client.credentials.doubt(used)
         return failed
 
 

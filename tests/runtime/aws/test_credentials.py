@@ -378,7 +378,7 @@ async def test_the_chain_is_walked_once_for_all_and_again_only_after_a_refusal_a
     async with renewed(chain) as credentials:
         assert await asyncio.gather(*(key_of(credentials) for _ in range(20))) == ["A"] * 20
         for _ in range(20):
-            credentials.doubt()
+            credentials.doubt(credentials.found)
             await key_of(credentials)
         assert chain.walks == 1
 
@@ -392,12 +392,13 @@ async def test_each_request_with_refused_keys_may_go_again_once_others_are_looke
         assert refused is not None
         assert not credentials.may_replace(refused)
         chain.found = AioCredentials("B", "secret")
-        credentials.doubt()
+        credentials.doubt(credentials.found)
         assert credentials.may_replace(refused), "they are looked for"
         assert await key_of(credentials) == "B"
         assert credentials.may_replace(refused), "they are found"
         found = credentials.found
         assert found is not None
+        credentials.doubt(refused)  # by an answer that comes late
         assert not credentials.may_replace(found)
 
 
@@ -575,7 +576,7 @@ async def test_between_two_renewals_are_five_seconds_give_or_take_a_fifth(
     chain = Chain()
     async with renewed(chain) as credentials:
         for later, walks in ((0.0, 1), (seconds - 0.01, 1), (seconds, 2)):
-            credentials.doubt()
+            credentials.doubt(credentials.found)
             now = 100.0 + later
             asked = asyncio.create_task(credentials.get_frozen_credentials())
             await asyncio.wait({asked}, timeout=PATIENCE_SECONDS)

@@ -121,7 +121,7 @@ async def told_by(
                 answer = await client.put_records(FLIGHTS, request_of(), 10)
                 assert isinstance(answer, RequestFailed)
                 said.append(repr(answer))
-                of.credentials.doubt()
+                of.credentials.doubt(of.credentials.found)
     for error in failures:
         said += traceback.format_exception(error)
         assert (error.__cause__, error.__context__) == (None, None)
