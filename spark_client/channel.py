@@ -72,12 +72,16 @@ def socket_paths(argument: str | None = None, configured: str | None = None) -> 
 
 
 def dial(
-    hello: messages.Hello, paths: Sequence[str], timeout_seconds: float, start: Callable[[], None] | None = None
+    hello: messages.Hello,
+    paths: Sequence[str],
+    timeout_seconds: float,
+    start: Callable[[], None] | None = None,
+    gives_up: Callable[[], bool] = lambda: False,
 ) -> tuple[Channel, messages.Welcome]:
     """Return a channel to the daemon at the first path where one answers, and its WELCOME.
 
-    While none answers, `dial` calls ``start``, and tries all paths again until the time-out, which does not count the
-    time that ``start`` takes.  It also tries again while a daemon has no place for one more client.
+    While none answers, `dial` calls ``start``, and tries all paths again until ``gives_up`` or the time-out, which does
+    not count the time that ``start`` takes.  It also tries again while a daemon has no place for one more client.
 
     Raises ConnectionFailed: with DAEMON_ABSENT, with NOT_AUTHORIZED (at once), or with the code of the daemon's CLOSE.
     Raises ConfigurationError if the path is the admin socket's.
@@ -97,7 +101,7 @@ def dial(
                 troubles.append(error)
         full = next((error for error in troubles if isinstance(error, ConnectionFailed)), None)
         denied = [isinstance(error, PermissionError) for error in troubles]
-        if all(denied) or time.monotonic() >= deadline:
+        if all(denied) or time.monotonic() >= deadline or gives_up():
             if full is not None:
                 raise full
             raise _absent(paths, troubles, timeout_seconds, Code.NOT_AUTHORIZED if any(denied) else Code.DAEMON_ABSENT)

@@ -251,7 +251,7 @@ class KinesisClient:
         self._owner.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Flush, and end the session.  Calls of other threads that wait for room raise ConnectionFailed.
+        """Flush, and end the session.  Calls of other threads that wait for room then raise ConnectionFailed.
 
         Args:
             timeout_seconds: How long to wait for the flush; None waits forever.
@@ -319,11 +319,15 @@ class _Put:
 
 
 class _Step(NamedTuple):
-    """What a caller wants done with the connection, when ``before`` has gone to the daemon."""
+    """What a caller wants done with the connection, when ``before`` has gone to the daemon.
+
+    ``put`` has the call's records, if it puts any.
+    """
 
     done: Future[Any]
     act: Callable[[Connection], Any]
     before: Sequence[Gathered]
+    put: _Put | None
 
 
 def _no_stream(name: Any) -> Exception:
@@ -361,18 +365,15 @@ class _ConnectionThread:
         put, left = _Put(stream, rows.records), _clock(timeout_seconds)
 
         def step(connection: Connection) -> None:
-            self._puts.append(put)  # a flush meanwhile waits for it
             try:
                 named = range(rows.records)
                 connection.put_batch(stream, rows, left(), rows=named, tally=put.tally, together=True)
             except ProducerdError as error:
                 error.taken = put.tally.taken
                 raise
-            finally:
-                put.given = put.tally.taken
 
         try:
-            self._do(step, left)
+            self._do(step, left, put)
         except StillRuns:
             text = f"no room for stream {stream} within {timeout_seconds} s: {BUSY}"
             raise as_line(BackpressureTimeout(text)) from None
@@ -486,9 +487,9 @@ class _ConnectionThread:
             )
             raise as_line(ProducerdError(text))
 
-    def _do(self, step: Callable[[Connection], Any], left: Callable[[], float | None]) -> Any:
+    def _do(self, step: Callable[[Connection], Any], left: Callable[[], float | None], put: _Put | None = None) -> Any:
         """Return the step's result.  Raises StillRuns if the step could not begin in time, and then it never does."""
-        submitted = self._submit(step)
+        submitted = self._submit(step, put)
         done, seconds = submitted.done, left()
         try:
             return done.result(seconds if seconds is None else max(seconds, LEAST_SECONDS))
@@ -500,12 +501,12 @@ class _ConnectionThread:
             self._withdraw(submitted)
             raise
 
-    def _submit(self, step: Callable[[Connection], Any]) -> _Step:
+    def _submit(self, step: Callable[[Connection], Any], put: _Put | None = None) -> _Step:
         self.admit()
         with self._free_lock():
             if self._ends:
                 raise as_line(ProducerdError("this client is closed"))
-            submitted = _Step(Future(), step, [*self._gathering.values()])
+            submitted = _Step(Future(), step, [*self._gathering.values()], put)
             self._steps.append(submitted)
         self._wake()
         return submitted
@@ -513,10 +514,9 @@ class _ConnectionThread:
     def _withdraw(self, submitted: _Step) -> bool:
         """Withdraw a step, and return whether it had not begun."""
         with self._free_lock():
-            waits = submitted in self._steps
-            if waits:
+            if submitted in self._steps:
                 self._steps.remove(submitted)
-        return waits
+        return submitted.done.cancel()  # also while the thread looks for a daemon before it begins
 
     def _free_lock(self) -> threading.Lock:
         """Return the lock.  Raises an error where this thread has it already: a signal's handler has interrupted it."""
@@ -539,7 +539,7 @@ class _ConnectionThread:
         try:
             while not self._ends and not (self._is_left and self._is_done):
                 self._wait()
-                self._take(*self._next())
+                self._take(self._next())
         finally:
             with self._lock:
                 self._ends = True
@@ -557,8 +557,8 @@ class _ConnectionThread:
     def _is_done(self) -> bool:
         return not (self._puts or self._gathering or self._steps)
 
-    def _next(self) -> tuple[Future[Any] | None, Callable[[Connection], Any]]:
-        """Return what to do next, and the future of its caller.
+    def _next(self) -> _Step | Callable[[Connection], Any]:
+        """Return what to do next, a caller's step or the thread's own.
 
         What was put one by one before a call goes before it, and what is put later goes after it.
         """
@@ -566,8 +566,8 @@ class _ConnectionThread:
             step = self._steps[0] if self._steps else None
             if step is not None and all(one is not self._gathering.get(one.stream) for one in step.before):
                 self._steps.popleft()
-                return step.done, step.act
-            return None, self._send_gathered if self._gathering else Connection.settle_arrived
+                return step
+            return self._send_gathered if self._gathering else Connection.settle_arrived
 
     def _wait(self) -> None:
         """Wait until there is a step, or until something arrives."""
@@ -581,7 +581,8 @@ class _ConnectionThread:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
 
-    def _take(self, done: Future[Any] | None, step: Callable[[Connection], Any]) -> None:
+    def _take(self, step: _Step | Callable[[Connection], Any]) -> None:
+        done, put, act = (step.done, step.put, step.act) if isinstance(step, _Step) else (None, None, step)
         try:
             if self._connection is None:
                 if done is None:
@@ -589,7 +590,14 @@ class _ConnectionThread:
                 self._connection = self._connected()
                 if self._ends:  # meanwhile, when end() found no connection to abandon
                     self._connection.abandon()
-            result = step(self._connection)
+            if put is not None:
+                self._puts.append(put)  # a flush meanwhile waits for it
+            is_wanted = done is None or done.set_running_or_notify_cancel()
+            try:
+                result = act(self._connection) if is_wanted else None
+            finally:
+                if put is not None:
+                    put.given = put.tally.taken
         except Exception as error:  # of whatever kind, it is raised in the caller
             if self._ends and isinstance(error, ConnectionFailed):
                 error.args = (CLOSED,)
@@ -599,10 +607,10 @@ class _ConnectionThread:
                     warn("the session has ended: %s", error)
             if isinstance(error, ProducerdError):
                 as_line(error)
-            if done is not None:
+            if done is not None and (done.running() or done.set_running_or_notify_cancel()):
                 done.set_exception(error)
         else:
-            if done is not None:
+            if done is not None and is_wanted:
                 done.set_result(result)
         self._settle()
 

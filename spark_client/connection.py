@@ -296,6 +296,7 @@ class Connection:
             self._backlog,
             self._wait_time,
             self._start,
+            lambda: self._is_abandoned,
             dry_run=self._dry_run,
             opened=self._opened,
         )

@@ -126,6 +126,7 @@ class DaemonSession:
         backlog: Backlog,
         wait_time: WaitTime,
         start: Callable[[], None] | None = None,
+        gives_up: Callable[[], bool] = lambda: False,
         *,
         dry_run: bool = False,
         opened: Callable[[str, messages.Opened], object] | None = None,
@@ -140,7 +141,7 @@ class DaemonSession:
         self._wait_time = wait_time
         self._resumed = backlog.is_resumed
         wait_time.reasons.forget_question()
-        self._channel, self._welcome = dial(hello, paths, timeout_seconds, start)
+        self._channel, self._welcome = dial(hello, paths, timeout_seconds, start, gives_up)
         self._dry_run = dry_run
         self._tell_opened = opened
         if dry_run and not self._welcome.dry_runs:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as StillRuns
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -485,6 +486,37 @@ def test_a_call_ends_if_the_client_is_closed_while_it_connects(daemon: FakeDaemo
         client.close()
         is_closed.set()
     assert [str(error)[:43] for error in errors] == ["PRODUCERD[DAEMON_LOST]: the client was clos"]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_put_that_ends_while_the_client_connects_hands_nothing_over(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    """By its time-out, or by an interrupt, after which a flush has nothing to wait for."""
+    is_asked, go_on = threading.Event(), threading.Event()
+
+    def has_no_room(session: Session) -> None:
+        is_asked.set()
+        assert go_on.wait(10)
+        serve(session)
+
+    daemon.runs(dies, has_no_room)
+    client = client_of(daemon, reconnect_timeout_seconds=0)
+    assert isinstance(client.put("x").exception(10), ConnectionFailed)
+
+    def waits_in_vain(*_: object) -> None:
+        is_asked.wait(10)
+        raise KeyboardInterrupt if is_interrupted else StillRuns
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Future, "result", waits_in_vain)
+        with pytest.raises(KeyboardInterrupt if is_interrupted else BackpressureTimeout):
+            client.put_many([("late",)], timeout_seconds=10)
+    client.flush()
+    go_on.set()
+    client.put_many([("next",)])
+    client.close()
+    assert data_of(daemon, 1) == [b"next"]
 
 
 def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDaemon) -> None:

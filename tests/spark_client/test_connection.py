@@ -633,6 +633,26 @@ def test_a_client_that_gives_up_while_it_finds_a_daemon_stays_ended(daemon: Fake
     assert len(daemon.sessions) == 2, "it looks for no other daemon"
 
 
+def test_a_client_that_gives_up_while_no_daemon_is_there_looks_no_longer(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.runs(lasts(takes(1)))
+    path, slept = daemon.link(), []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert len(slept) == 1
+        connection.abandon()
+
+    monkeypatch.setattr("spark_client.channel.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with Connection(HELLO, [str(path)], reconnect_timeout_seconds=60) as connection:
+        connection.put("s", rows(1))
+        path.unlink()
+        daemon.sessions[0].socket.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionFailed, match="1 frame with 1 record is not acknowledged"):
+            connection.flush()
+
+
 def test_what_comes_back_after_a_client_gave_up_has_failed(daemon: FakeDaemon) -> None:
     is_sent = threading.Event()
     gives_back = in_turn(says(messages.Draining(5.0)), fails(0, {1: RETURNED, 2: RETURNED}))
