@@ -9,7 +9,15 @@ import pytest
 
 from producerd.core.sending.answers import RequestFailed
 from producerd.runtime.kinesis import Address, StreamSummary, Tried
-from producerd.runtime.users.unknown_names import CALLS_A_MINUTE, CALLS_AT_ONCE, CallAllowance, SparingCalls
+from producerd.runtime.users.unknown_names import (
+    CALLS_A_MINUTE,
+    CALLS_AGAIN,
+    CALLS_AT_ONCE,
+    HELD_BACK,
+    WAIT_SECONDS,
+    CallAllowance,
+    SparingCalls,
+)
 
 NOT_FOUND = RequestFailed("ResourceNotFoundException", "no such stream", False)
 DOWN = RequestFailed("EndpointConnectionError", "no route", False)
@@ -55,6 +63,12 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
+async def ask_first(service: Service, allowance: CallAllowance, names: int, uid: int = 7) -> None:
+    """Ask about this many other names."""
+    for _ in range(names):
+        await SparingCalls(service, allowance, lambda: [uid], lambda: False).list_shards({})
+
+
 async def ask(calls: SparingCalls, times: int) -> None:
     for _ in range(times // 2):
         await calls.list_shards({})
@@ -65,31 +79,67 @@ async def ask(calls: SparingCalls, times: int) -> None:
 async def test_invented_names_of_a_user_make_32_calls_and_then_4_in_a_minute(clock: Clock) -> None:
     """Another user may have the stream open in a second's time, so each second is looked who has."""
     service, allowance = Service(NOT_FOUND), CallAllowance()
-    of_one = [SparingCalls(service, allowance, lambda: [7], lambda: False) for _ in range(16)]
-    for calls in of_one:
-        await ask(calls, 2)
+    await ask_first(service, allowance, CALLS_AT_ONCE)
     assert (service.calls, clock.slept) == (32, [])
-    clock.now += 0.5
-    assert (await of_one[0].try_storing({}, aggregates=False)).failed is NOT_FOUND
-    assert clock.slept == pytest.approx([1.0] * 14 + [0.5])
-    await ask(of_one[1], 8)
-    assert sum(clock.slept) == pytest.approx(134.5)
+    clock.now += 5.5
+    late = SparingCalls(service, allowance, lambda: [7], lambda: False)
+    assert (await late.try_storing({}, aggregates=False)).failed is NOT_FOUND
+    assert clock.slept == pytest.approx([1.0] * 9 + [0.5])
+    for _ in range(4):
+        clock.now += 14.0
+        await ask_first(service, allowance, 1)
+    assert sum(clock.slept) == pytest.approx(9.5 + 4)
     slept = len(clock.slept)
-    await ask(SparingCalls(service, allowance, lambda: [8], lambda: False), CALLS_AT_ONCE)
+    await ask_first(service, allowance, CALLS_AT_ONCE, 8)
     assert len(clock.slept) == slept, "another user has an allowance of their own"
+
+
+@pytest.mark.promise("streams-never-stored")
+async def test_names_that_are_missing_leave_half_of_the_calls_to_others(clock: Clock) -> None:
+    """Nobody waits for what they ask again, so it waits for as long as it takes."""
+    service, allowance = Service(NOT_FOUND), CallAllowance()
+    missing = SparingCalls(service, allowance, lambda: [7], lambda: False)
+    await ask(missing, CALLS_AGAIN)
+    assert clock.slept == []
+    await ask(missing, 2)
+    assert sum(clock.slept) == pytest.approx(30.0)
+    await ask_first(service, allowance, CALLS_AGAIN)
+    assert sum(clock.slept) == pytest.approx(30.0)
+
+
+async def test_a_first_call_and_a_client_s_question_fail_after_ten_seconds_without_a_call(clock: Clock) -> None:
+    service, allowance = Service(NOT_FOUND), CallAllowance()
+    await ask_first(service, allowance, CALLS_AT_ONCE + CALLS_A_MINUTE)
+    used = service.calls
+    for _ in range(2):
+        new, slept = SparingCalls(service, allowance, lambda: [7], lambda: False), sum(clock.slept)
+        allowance.take([7], 10**9)
+        assert [await new.list_shards({}), (await new.try_storing({}, aggregates=True)).failed] == [HELD_BACK] * 2
+        assert sum(clock.slept) - slept == pytest.approx(2 * WAIT_SECONDS)
+        allowance.take([7], 10**9)
+        assert await new.describe_stream_summary({}) is HELD_BACK
+    assert service.calls == used
+
+
+async def test_a_call_that_waits_goes_once_its_stream_has_stored_a_record(clock: Clock) -> None:
+    service, allowance = Service(NOT_FOUND), CallAllowance()
+    await ask_first(service, allowance, CALLS_AT_ONCE)
+    calls = SparingCalls(service, allowance, lambda: [7], lambda: clock.now >= 3)
+    service.answer = None
+    assert await calls.list_shards({}) == [{}]
+    assert clock.now == pytest.approx(3.0)
 
 
 async def test_a_call_that_finds_its_stream_gives_back_itself_and_no_other(clock: Clock) -> None:
     service, allowance = Service(NOT_FOUND), CallAllowance()
-    calls = SparingCalls(service, allowance, lambda: [7], lambda: False)
-    await ask(calls, CALLS_AT_ONCE - 2)
+    await ask_first(service, allowance, CALLS_AT_ONCE - 2)
     service.answer = None
-    await ask(calls, 10)
+    await ask_first(service, allowance, 10)
     service.answer = NOT_FOUND
-    await ask(calls, 2)
+    await ask_first(service, allowance, 2)
     assert clock.slept == []
-    await calls.list_shards({})
-    assert clock.slept == pytest.approx([1.0] * 15)
+    await ask_first(service, allowance, 1)
+    assert clock.slept == pytest.approx([1.0] * 10)
 
 
 @pytest.mark.parametrize("answer", [None, DOWN])
@@ -105,7 +155,7 @@ async def test_a_name_that_exists_or_a_service_that_is_down_uses_nothing_up(cloc
 async def test_a_stream_that_is_known_needs_no_allowance(clock: Clock) -> None:
     service, known = Service(NOT_FOUND), False
     calls = SparingCalls(service, CallAllowance(), lambda: [7], lambda: known)
-    await ask(calls, CALLS_AT_ONCE)
+    await ask(calls, CALLS_AGAIN)
     known = True
     await ask(calls, 10 * CALLS_AT_ONCE)
     assert not clock.slept
@@ -113,13 +163,12 @@ async def test_a_stream_that_is_known_needs_no_allowance(clock: Clock) -> None:
 
 async def test_what_is_used_up_comes_back_with_time(clock: Clock) -> None:
     service, allowance = Service(NOT_FOUND), CallAllowance()
-    calls = SparingCalls(service, allowance, lambda: [7], lambda: False)
-    await ask(calls, CALLS_AT_ONCE)
+    await ask_first(service, allowance, CALLS_AT_ONCE)
     clock.now += 60.0
-    await ask(calls, CALLS_A_MINUTE)
+    await ask_first(service, allowance, CALLS_A_MINUTE)
     assert not clock.slept
     clock.now += 3_600.0
-    await ask(calls, CALLS_AT_ONCE)
+    await ask_first(service, allowance, CALLS_AT_ONCE)
     assert not clock.slept
 
 
@@ -127,8 +176,8 @@ async def test_what_is_used_up_comes_back_with_time(clock: Clock) -> None:
 async def test_a_name_that_somebody_opened_first_is_asked_about_by_who_has_calls_left(clock: Clock) -> None:
     """Else a user without calls could open another user's stream first, and so keep it from working."""
     service, allowance, users = Service(NOT_FOUND), CallAllowance(), [7]
-    await ask(SparingCalls(service, allowance, lambda: [7], lambda: False), CALLS_AT_ONCE)
+    await ask_first(service, allowance, CALLS_AT_ONCE)
     squatted = SparingCalls(service, allowance, lambda: users, lambda: False)
     users.append(8)
-    await ask(squatted, CALLS_AT_ONCE)
+    await ask(squatted, CALLS_AGAIN)
     assert not clock.slept
