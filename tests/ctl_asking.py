@@ -59,7 +59,13 @@ class Replies:
         return self._reply(target)
 
     def post(
-        self, target: str, given: object = None, meanwhile: Callable[[], None] | None = None, *, until_end: bool = False
+        self,
+        target: str,
+        given: object = None,
+        meanwhile: Callable[[], None] | None = None,
+        *,
+        seconds: float | None = None,  # noqa: ARG002 - the real one's
+        until_end: bool = False,
     ) -> Any:
         self.asked.append((target, given, True) if until_end else (target, given))
         if meanwhile is not None:

@@ -174,6 +174,20 @@ def test_a_socket_of_another_program_is_no_daemon(capsys: pytest.CaptureFixture[
     assert "not HTTP" not in err
 
 
+@pytest.mark.parametrize("order", ["flush", "drain"])
+def test_an_order_to_a_daemon_that_hangs_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setattr("producerd.ctl.daemon.TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("producerd.ctl.daemon.LOOK_SECONDS", 0.01)
+    with directory() as path, socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(path / "hung.sock"))
+        hung.listen()
+        code, out, err = Asking(capsys, path / "hung.sock")(order, "--timeout", "0")
+    assert (code, out) == (1, "")
+    assert err == f"producerctl: {path}/hung.sock: timed out; the order may have been carried out\n"
+
+
 def test_it_loads_nothing_but_the_standard_library() -> None:
     code = "import sys; known = set(sys.modules); import producerd.ctl; print(*set(sys.modules) - known)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

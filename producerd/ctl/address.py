@@ -37,6 +37,11 @@ def client_path(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(f"{PREFIX}SOCKET") or _in_file(environ.get(f"{PREFIX}CONFIG")).get("socket")
 
 
+def client_path_beside(admin_socket: str) -> str | None:
+    """Return the path of the clients' socket of the daemon with this admin socket, or None if no name tells."""
+    return f"{admin_socket[: -len(SUFFIX)]}.sock" if admin_socket.endswith(SUFFIX) else None
+
+
 def why_unread(environ: Mapping[str, str] = os.environ) -> str:
     """Return why the configuration file, which may name another place, cannot be read, or ""."""
     path = environ.get(f"{PREFIX}CONFIG")

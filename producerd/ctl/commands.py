@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from producerd import __version__
 from producerd.ctl import tables
-from producerd.ctl.address import client_path
+from producerd.ctl.address import client_path, client_path_beside
 from producerd.ctl.bundle import bundle
 from producerd.ctl.daemon import AdminClient, Failed, path_of
 from producerd.ctl.live import top
@@ -135,7 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output", metavar="FILE.tar.gz", help="its name (default: one with the time); -: the standard output"
     )
     profiled = command("profile", profile, "sample what the daemon works on, as stacks for a flame graph")
-    profiled.add_argument("--seconds", type=_some_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
+    profiled.add_argument("--seconds", type=_seconds, default=10.0, metavar="N", help="for how long (default: 10)")
     profiled.add_argument("--output", metavar="FILE", help="write the stacks there, not to the standard output")
     return parser
 
@@ -156,12 +156,6 @@ def _seconds(text: str) -> float:
     seconds = math.inf if match is None else float(match[1]) * UNITS[match[2]]
     if seconds > MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r}: allowed: a time such as 90, 90s, 10m, 2h, 1d, at most 365d")
-    return seconds
-
-
-def _some_seconds(text: str) -> float:
-    if not (seconds := _seconds(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed: more than 0")
     return seconds
 
 
@@ -199,7 +193,8 @@ def _dump(daemon: AdminClient, _parsed: argparse.Namespace) -> Lines:
 
 def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     target = "/flush" if parsed.stream is None else f"{path_of(parsed.stream)}/flush"
-    reply = daemon.post(target, {"timeout_seconds": parsed.timeout}, partial(_progress, daemon, "to be delivered"))
+    given = {"timeout_seconds": parsed.timeout}
+    reply = daemon.post(target, given, partial(_progress, daemon, "to be delivered"), seconds=parsed.timeout)
     if not reply["streams"]:
         yield "no client has opened a stream yet"
     for name, ended in sorted(reply["streams"].items()):
@@ -216,7 +211,8 @@ def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
 
 def _drain(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     progress = partial(_progress, daemon, "left")
-    reply = daemon.post("/drain", {"timeout_seconds": parsed.timeout}, progress, until_end=parsed.wait)
+    given = {"timeout_seconds": parsed.timeout}
+    reply = daemon.post("/drain", given, progress, seconds=parsed.timeout, until_end=parsed.wait)
     returned, undelivered = reply["returned_records"], reply["undelivered_records"]
     if undelivered:
         raise Failed(
@@ -259,13 +255,18 @@ def _put(_daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
 
     if sys.stdin is None:
         raise Failed("the standard input is closed")
+    path = parsed.socket or (client_path_beside(parsed.admin_socket) if parsed.admin_socket else client_path())
+    if parsed.admin_socket and not path:
+        raise Failed(
+            f"--admin-socket {parsed.admin_socket} does not tell its daemon's socket for clients: give --socket"
+        )
     lines = sys.stdin.buffer
     if lines.isatty():
         print("one record a line; Ctrl-D ends", file=sys.stderr)
     records = 0
     puts: list[tuple[int, PutFuture]] = []  # what is not stored yet, or failed, and the lines before it
     try:
-        with KinesisClient(parsed.stream, socket=parsed.socket or client_path()) as client:
+        with KinesisClient(parsed.stream, socket=path) as client:
             while chunk := lines.readlines(BYTES_AT_ONCE):
                 puts = [put for put in puts if not put[1].done() or put[1].exception() is not None]
                 puts.append((records, client.put_many([(line.rstrip(b"\n"), parsed.key) for line in chunk])))

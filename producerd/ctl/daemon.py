@@ -7,7 +7,9 @@ import http.client
 import json
 import select
 import socket
+import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -62,13 +64,15 @@ class AdminClient:
         given: dict[str, Any] | None = None,
         meanwhile: Callable[[], None] | None = None,
         *,
+        seconds: float | None = None,
         until_end: bool = False,
     ) -> Any:
         """Send a command.  Until its answer comes, call ``meanwhile`` every second.
 
-        With ``until_end`` wait after the answer until the daemon has ended.
+        ``seconds``: how long the daemon may take for it; None waits forever.  With ``until_end`` wait after the answer
+        until the daemon has ended.
         """
-        return self._ask("POST", target, given, meanwhile, until_end=until_end)
+        return self._ask("POST", target, given, meanwhile, seconds=seconds, until_end=until_end)
 
     def _ask(
         self,
@@ -77,6 +81,7 @@ class AdminClient:
         given: dict[str, Any] | None = None,
         meanwhile: Callable[[], None] | None = None,
         *,
+        seconds: float | None = None,
         until_end: bool = False,
     ) -> Any:
         problems = []
@@ -87,7 +92,7 @@ class AdminClient:
                 is_order_sent = method == "POST"
                 connection.request(method, target, None if given is None else json.dumps(given))
                 if meanwhile is not None:
-                    connection.wait(meanwhile)
+                    connection.wait(meanwhile, seconds)
                 answer = connection.getresponse()
                 body = _object_in(answer.read())
                 if until_end and answer.status == 200:
@@ -128,9 +133,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
-    def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Call ``meanwhile`` every second until the answer begins."""
+    def wait(self, meanwhile: Callable[[], None], seconds: float | None) -> None:
+        """Call ``meanwhile`` every second until the answer begins.
+
+        Raise TimeoutError if it is late by `TIMEOUT_SECONDS`: a daemon that hangs.
+        """
+        ends = inf if seconds is None else time.monotonic() + seconds + TIMEOUT_SECONDS
         while not select.select([self.sock], [], [], LOOK_SECONDS)[0]:
+            if time.monotonic() > ends:
+                raise TimeoutError("timed out")
             meanwhile()
 
     def wait_for_end(self) -> None:

@@ -36,7 +36,7 @@ def _sampled(daemon: AdminClient, seconds: float) -> Mapping[str, Any]:
             passed = f"\r{time.monotonic() - began:.0f} of {seconds:g} s\r"
             print(passed, end="", file=sys.stderr, flush=True)
 
-    reply: Mapping[str, Any] = daemon.post("/profile", {"seconds": seconds}, meanwhile)
+    reply: Mapping[str, Any] = daemon.post("/profile", {"seconds": seconds}, meanwhile, seconds=seconds)
     return reply
 
 
