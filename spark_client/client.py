@@ -438,6 +438,7 @@ class _ConnectionThread:
         if os.getpid() != self._pid:
             return  # the session is the parent's
         self._is_closed = True
+        unclosed.discard(self)
         with self._free_lock():
             self._ends = True
             self._room.notify_all()

@@ -64,7 +64,7 @@ class Replies:
         given: object = None,
         meanwhile: Callable[[], None] | None = None,
         *,
-        seconds: float | None = None,  # noqa: ARG002 - the real one's
+        seconds: float | None = None,
         until_end: bool = False,
     ) -> Any:
         self.asked.append((target, given, True) if until_end else (target, given))

@@ -11,8 +11,9 @@ import weakref
 import pytest
 
 from producerd.wire import messages
+from spark_client import unclosed
 from tests.daemon import ROOT
-from tests.spark_client.clients import client_of, client_threads, holds_back
+from tests.spark_client.clients import abandon, client_of, client_threads, holds_back
 from tests.spark_client.fake_daemon import INVALID, FakeDaemon, Session, ends, expects, takes
 
 PROGRAM = """
@@ -69,3 +70,22 @@ def test_a_client_that_is_collected_unclosed_warns_and_its_records_end_as_they_w
     assert not thread.is_alive()
     (line,) = caplog.messages
     assert line.startswith("a KinesisClient was not closed: PRODUCERD[RECORD_INVALID]: 1 record failed since the last")
+
+
+def test_a_client_that_an_error_has_closed_is_not_called_unclosed(
+    daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread may still be in a callback at the program's end."""
+    begins, go_on = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        begins.set()
+        go_on.wait(10)
+
+    client = client_of(daemon)
+    client.put("x").add_done_callback(hold)
+    assert begins.wait(10)
+    abandon(client)
+    unclosed.end_all()
+    assert caplog.messages == []
+    go_on.set()
