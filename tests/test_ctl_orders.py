@@ -174,12 +174,12 @@ def test_put_names_the_lines_that_are_not_stored(
 def test_put_goes_to_the_daemon_of_the_admin_socket_and_no_other(
     monkeypatch: pytest.MonkeyPatch, shared: DaemonProcess, shared_fake: FakeKinesis, to: Asking, tmp_path: Path
 ) -> None:
-    stream = shared_fake.create_stream("beside", shards=1)
+    stream = shared_fake.create_stream("put-there", shards=1)
     monkeypatch.setenv("PRODUCERD_SOCKET", str(tmp_path / "other.sock"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
-    assert to.succeeds("put", "beside") == "beside: 1 record stored\n"
+    assert to.succeeds("put", "put-there") == "put-there: 1 record stored\n"
     assert len(stream.entries()) == 1
-    assert ctl.main(["--admin-socket", "/x/admin", "put", "beside"]) == 1
+    assert ctl.main(["--admin-socket", "/x/admin", "put", "put-there"]) == 1
 
 
 def test_put_says_why_not(monkeypatch: pytest.MonkeyPatch, shared: DaemonProcess, to: Asking) -> None:

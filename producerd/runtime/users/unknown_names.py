@@ -3,8 +3,8 @@
 AWS allows an account few of these calls, which all its programs share.  A call about a stream that is not in the
 settings and has never worked therefore takes one of a user's calls.  A call that finds the stream gives it back.
 
-Calls about a stream that was missing at the last one leave half of them to other names.  So a few misspelt names do not
-keep a stream that exists waiting.
+Calls about a stream that was missing at the last one leave half of them to other names.  Otherwise a few misspelt names
+would keep a stream that exists from its shards.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class SparingCalls:
 
     @property
     def _patience(self) -> float:
-        """How many seconds a reading may be held back: nobody waits for one of a stream that was missing."""
+        """How many seconds a reading may be held back.  No row waits for one of a stream that was missing."""
         return inf if self._was_missing else WAIT_SECONDS
 
     async def _spared(self, call: Callable[[], Awaitable[T]], seconds: float, held_back: T) -> T:
