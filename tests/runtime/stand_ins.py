@@ -68,7 +68,7 @@ class StandInKinesis:
             await told.wait()
         await self.answers.wait()
         self.records += request.entries
-        results = b",".join([b'{"ShardId":"s"}'] * request.entries)
+        results = b",".join([b'{"SequenceNumber":"1","ShardId":"s"}'] * request.entries)
         return parse_answer(b'{"Records":[' + results + b"]}", request.entries)
 
     def await_until(self, request: EncodedRequest, at: float) -> None:

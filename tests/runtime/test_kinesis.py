@@ -96,7 +96,7 @@ async def test_a_dry_run_says_nothing_of_the_list_that_aggregates_need(
 
 @pytest.mark.parametrize("entries", [2, 40], ids=["on the loop", "in a worker"])
 async def test_an_answer_of_the_wrong_length_makes_every_entry_unknown(entries: int) -> None:
-    async with recording(b'{"Records":[{"ShardId":"s"}]}') as (url, _), reaching(url) as kinesis:
+    async with recording(b'{"Records":[{"SequenceNumber":"1","ShardId":"s"}]}') as (url, _), reaching(url) as kinesis:
         failed = await kinesis.put_records(FLIGHTS, request_of(entries=entries), 5)
     assert failed == RequestFailed(Code.RESULT_COUNT, f"1 results for {entries} entries", maybe_stored=True)
 
@@ -238,6 +238,7 @@ async def test_an_answer_that_is_not_kinesiss_is_a_value_whoever_asked(answer: b
     assert isinstance(pages, RequestFailed) or "Shards" not in pages[0]  # which the map refuses
 
 
+ALL_STORED = b'{"Records":[{"SequenceNumber":"1","ShardId":"s"},{"SequenceNumber":"2","ShardId":"s"}]}'
 SHARDS = [
     {
         "ShardId": f"shardId-{number:012d}",
@@ -388,7 +389,7 @@ async def test_a_large_answer_is_read_beside_the_loop(size: int, beside: bool) -
             return super().submit(*arguments, **options)
 
     async def put_records(*_: Any) -> bytes:
-        return b'{"Records":[{"ShardId":"s"},{"ShardId":"s"}]}'.ljust(size)
+        return ALL_STORED.ljust(size)
 
     with Pool(1) as pool:
         behind = MagicMock(clock=ServiceClock(), put_records=put_records)
@@ -410,7 +411,7 @@ async def test_a_summary_names_the_host_that_gave_it_though_no_other_client_can_
 
 
 async def test_an_answer_whose_status_is_no_success_is_none() -> None:
-    async with recording(b'{"Records":[{"ShardId":"s"},{"ShardId":"s"}]}', 300) as (url, _), reaching(url) as kinesis:
+    async with recording(ALL_STORED, 300) as (url, _), reaching(url) as kinesis:
         assert isinstance(await kinesis.put_records(FLIGHTS, request_of(), 5), RequestFailed)
 
 
