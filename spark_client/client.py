@@ -547,7 +547,8 @@ class _ConnectionThread:
                 left, self._steps = self._steps, deque()
             self._give_up(ConnectionFailed(CLOSED, code=Code.DAEMON_LOST))
             for step in left:
-                step.done.set_exception(as_line(ProducerdError("this client is closed")))
+                if step.done.set_running_or_notify_cancel():  # its caller may have been interrupted just now
+                    step.done.set_exception(as_line(ProducerdError("this client is closed")))
             self._woken.close()
             self._waker.close()
             unclosed.discard(self)

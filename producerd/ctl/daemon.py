@@ -53,7 +53,7 @@ class AdminClient:
 
     def __init__(self, path: str | None) -> None:
         self._paths = [path] if path else admin_paths()
-        self._unread = "" if path else why_unread()
+        self._is_named = bool(path)
 
     def get(self, target: str) -> Any:
         return self._ask("GET", target)
@@ -119,7 +119,8 @@ class AdminClient:
             if is_order_sent:  # this daemon may have received it, and the next path leads to another one
                 raise Failed(f"{problem}; the order may have been carried out")
             problems.append(problem)
-        problems += [self._unread] if self._unread else []
+        if not self._is_named and (unread := why_unread()):
+            problems.append(unread)
         raise Failed("no daemon answers: " + "; ".join(problems) + "; --admin-socket names another place")
 
 

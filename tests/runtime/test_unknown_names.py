@@ -96,7 +96,7 @@ async def test_invented_names_of_a_user_make_32_calls_and_then_4_in_a_minute(clo
 
 @pytest.mark.promise("streams-never-stored")
 async def test_names_that_are_missing_leave_half_of_the_calls_to_others(clock: Clock) -> None:
-    """Nobody waits for what they ask again, so it waits for as long as it takes."""
+    """No row waits for what they ask again, so that is held back for as long as it takes."""
     service, allowance = Service(NOT_FOUND), CallAllowance()
     missing = SparingCalls(service, allowance, lambda: [7], lambda: False)
     await ask(missing, CALLS_AGAIN)

@@ -88,8 +88,8 @@ CALLS: dict[str, Callable[[], object]] = {
         f"KinesisBatchWriter('s', {name}='x')": lambda name=name: WRITER("s", **{name: "x"})  # type: ignore[misc]
         for name in ("partiton_key", "on_bad_records", "region", "streamName", "xyzzy")
     },
+    "KinesisBatchWriter('s', strem='x', null_key='y')": lambda: WRITER("s", strem="x", null_key="y"),
 }
-CALLS["KinesisBatchWriter('s', strem='x', null_key='y')"] = lambda: WRITER("s", strem="x", null_key="y")
 VALUES: list[dict[str, Any]] = [
     {"stream": 5},
     {"stream": "my flights"},
