@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple
 from producerd import __version__
 from producerd.errors import ProducerdError
 from producerd.wire import messages
-from spark_client.channel import LEAST_SECONDS, ask, dial, socket_paths
+from spark_client.channel import ask, dial, socket_paths
 from spark_client.configuration import is_connect
 from spark_client.interrupts import insist
 from spark_client.results import counted, names_of
@@ -44,6 +44,7 @@ FIRST_WARNING_SECONDS: Final = 30.0
 NEXT_WARNING_SECONDS: Final = 300.0
 """Some writes take hours, so that most lines are of level INFO."""
 ANSWER_SECONDS: Final = 2.0
+"""How long a daemon that listens may take for an answer: its node may be busy, which is when a write takes long."""
 DESCRIPTION: Final = "spark.job.description"
 """The property of a thread that Spark's UI shows for its jobs and stages."""
 FULL: Final = "the queue is at its limit: "
@@ -323,7 +324,7 @@ class DriversDaemon:
             return None
         hello = messages.Hello(messages.VERSION, messages.VERSION, client=f"spark_client {__version__}, driver")
         try:
-            channel, _ = dial(hello, self._paths, LEAST_SECONDS)
+            channel, _ = dial(hello, self._paths, ANSWER_SECONDS, gives_up=lambda: True)
             with closing(channel):
                 ask(channel, messages.Open(1, self._stream), messages.Opened, ANSWER_SECONDS)
                 blocked = ask(channel, messages.Status(1), messages.Blocked, ANSWER_SECONDS)

@@ -206,7 +206,11 @@ CLUSTER: Any = SimpleNamespace(sparkContext=Context())
 
 
 def test_a_daemon_at_the_driver_s_own_path_is_asked(daemon: FakeDaemon) -> None:
-    daemon.runs(told_why)
+    def told_late(session: Session) -> None:
+        time.sleep(0.2)  # its node is busy
+        told_why(session)
+
+    daemon.runs(told_late)
     plan = Plan("flights", daemon.path)
     found = DriversDaemon(CLUSTER, plan)
     blocked = found.status()
