@@ -317,7 +317,7 @@ def installed() -> tuple[Installed, list[Problem]]:
             getattr(importlib.import_module("pyspark.sql.pandas.utils"), f"require_minimum_{module}_version")()
             return str(importlib.import_module(module).__version__)
         except Exception as error:  # a broken installation may raise anything
-            text = f"{module} cannot be used ({error}): pip install 'producerd[spark]' there"
+            text = f"{module} cannot be used ({error}): pip install --upgrade {module} there"
             problems.append(Problem(Code.ARROW_MISSING, text))
             return None
 

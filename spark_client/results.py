@@ -479,8 +479,6 @@ def error_in(text: str) -> ProducerdError | None:
         line = marked(Code.CONFIGURATION, f"no client {__version__} on the executors: {SAME_CLIENT}")
         return ProducerdError(line, code=Code.CONFIGURATION)
     if found is None and (lacks := LACKS_ARROW.search(text)):
-        text = (
-            f"{lacks[1]} is missing on the executors: pip install 'producerd[spark]' for the Python of PYSPARK_PYTHON"
-        )
+        text = f"{lacks[1]} is missing on the executors: pip install {lacks[1]} for the Python of PYSPARK_PYTHON"
         return ProducerdError(marked(Code.ARROW_MISSING, text), code=Code.ARROW_MISSING)
     return ERRORS.get(found[1], Refused)(found[0].strip(), code=found[1]) if found else None

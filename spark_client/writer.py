@@ -354,5 +354,5 @@ def _check_arrow() -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            text = f"{module} is missing ({error}): pip install 'producerd[spark]' on the driver and every executor"
+            text = f"{module} is missing ({error}): pip install {module} on the driver and every executor"
             raise ProducerdError(marked(Code.ARROW_MISSING, text), code=Code.ARROW_MISSING) from None

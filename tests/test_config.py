@@ -353,6 +353,7 @@ REFUSED_FILES = {
     "settings in the wrong table": "queue_limit = 5\n[defaults]\nsocket = '/s'\n[streams.x]\nlog_level = 'info'",
     "true for a number": "max_streams = true\ndrain_timeout_seconds = true\n[defaults]\nqueue_limit_bytes = true",
     "an impossible name of a stream": '[streams."a b"]\nqueue_limit = 0',
+    "a name with dots and without quotes": "[streams.my.stream.v1]\nlinger_seconds = 0",
     "values in the place of tables": "defaults = 1\n[streams]\norders = 5",
     "a default that several streams have": (
         "[defaults]\nlinger_seconds = -1\n[streams.x]\nqueue_limit = 5\n[streams.y]\nqueue_limit = 5"

@@ -216,6 +216,11 @@ def test_an_order_that_one_daemon_has_received_goes_to_no_other(
     assert of_order.err.endswith("; the order may have been carried out\n")
 
 
+def test_the_admin_socket_may_be_named_behind_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"state": "serving", "unready": None}}):
+        assert (ctl.main(["ready", "--admin-socket", str(path / "s")]), capsys.readouterr().out) == (0, "ready\n")
+
+
 def test_a_command_that_the_daemon_does_not_know_is_named_with_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Its framework answers in text then."""
     with directory() as path, admin_stub.admin_socket(path / "s", {"/status": {"version": "0.0.9"}}):

@@ -163,7 +163,12 @@ def _read_stream(sheet: _Sheet, stream: str, table: object, origin: str) -> None
     if sheet.name_stream(stream, origin):
         place = f"streams.{json.dumps(stream)}"
         for name, value in _table(sheet, table, place, origin):
-            sheet.put_stream(stream, name, _Given(value, f"{place}.{name}", origin))
+            given = _Given(value, f"{place}.{name}", origin)
+            if isinstance(value, dict) and name not in StreamSettings.model_fields:
+                quoted = f"[streams.{json.dumps(f'{stream}.{name}')}]"
+                sheet.problems.append(f"{given}: no such setting; a stream's name with dots has quotes: {quoted}")
+            else:
+                sheet.put_stream(stream, name, given)
 
 
 def _table(sheet: _Sheet, value: object, key: str, origin: str) -> Iterable[tuple[str, object]]:

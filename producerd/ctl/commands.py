@@ -65,17 +65,15 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"producerctl {__version__}")
-    parser.add_argument(
-        "--admin-socket",
-        metavar="PATH",
-        help="the daemon's admin_socket (default: as PRODUCERD_* and the file of PRODUCERD_CONFIG place it)",
-    )
+    where = "the daemon's admin_socket (default: as PRODUCERD_* and the file of PRODUCERD_CONFIG place it)"
+    parser.add_argument("--admin-socket", metavar="PATH", help=where)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(
         name: str, run: Callable[[AdminClient, argparse.Namespace], Lines], words: str
     ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.add_argument("--admin-socket", metavar="PATH", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         added.set_defaults(run=run)
         return added
 

@@ -342,7 +342,7 @@ def test_a_missing_library_is_reported_beside_what_the_daemon_says(
     ((code, text),) = told["problems"]
     assert code == Code.ARROW_MISSING
     assert text.startswith(f"{module} cannot be used (")
-    assert text.endswith("pip install 'producerd[spark]' there")
+    assert text.endswith(f"pip install --upgrade {module} there")
     assert ExecutorCheck(*told["executor"]).socket == daemon.path
 
 
