@@ -292,6 +292,8 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
         "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
         "or have tasks start one (daemon={...}; data source: daemon.region)"
     )
+    if any(isinstance(error, Late) for error in troubles):
+        cure = "the daemon that listens there hangs, or its node is too busy: see its log, and restart it"
     found = f"no daemon to talk to on host {socket.gethostname()} within {seconds:g} s"
     if code == Code.NOT_AUTHORIZED:
         found = f"user {os.getuid()} may not talk to the daemon on host {socket.gethostname()}"
