@@ -31,12 +31,18 @@ def functions_of(of_spark: object) -> Any:
 def configured(spark: SparkSession) -> dict[str, Any]:
     """Return the fields of a `spark_client.task.Plan` that Spark's configuration has.
 
-    Raises ConfigurationError for settings of the daemon that do not hold, or if a socket is configured, too.
+    Raises ConfigurationError for names that are none of ours, for settings of the daemon that do not hold, or if a
+    socket is configured, too.
     """
     entries = _entries(spark)
     given = {name[len(OURS) :]: text for name, text in entries.items() if name.startswith(f"{DAEMON}.")}
     settings, wrong = daemon_settings.from_text(given, DAEMON_PREFIX)
     problems = [f"{OURS}{problem}" for problem in wrong]
+    problems += [
+        f"{name}: no such setting; there are {SOCKET}, {DAEMON} and {DAEMON}.SETTING"
+        for name in sorted(entries)
+        if name not in (SOCKET, DAEMON) and not name.startswith(f"{DAEMON}.")
+    ]
     try:
         starts = boolean(entries.get(DAEMON, "true" if given else "false"))
     except ValueError:

@@ -112,7 +112,7 @@ def test_the_data_source_starts_one_with_its_defaults_where_it_is_told_to() -> N
 
 def test_spark_s_configuration_has_a_socket_or_a_daemon() -> None:
     assert configured(fake_spark()) == {"configured_socket": None, "configured_daemon": None}
-    found = configured(fake_spark(**{"producerd.daemon.region": "eu-west-1", "producerd.other": "x"}))
+    found = configured(fake_spark(**{"producerd.daemon.region": "eu-west-1"}))
     assert found == {"configured_socket": None, "configured_daemon": DaemonSettings.of({"region": "eu-west-1"})}
     assert configured(fake_spark(**{"producerd.daemon": "true"}))["configured_daemon"] == DaemonSettings.of({})
     off = {"producerd.daemon": "false", "producerd.daemon.region": "eu-west-1", "producerd.socket": "/s"}
@@ -171,6 +171,7 @@ REFUSED_OF_SPARK: list[dict[str, str]] = [
     {"producerd.daemon.queue_limit": "1", "producerd.daemon.queueLimit": "2"},
     {"producerd.daemon.region": "x", "producerd.socket": "/s"},
     {"producerd.daemon.workerThreads": "2"},
+    {"producerd.sokcet": "/s"},
 ]
 
 
