@@ -316,7 +316,7 @@ def _culprit(df: DataFrame, wanted: dict[str, Any], error: Exception) -> BadColu
     """Return the error of the column that Spark cannot resolve, after trying each of them alone."""
     for option, given in wanted.items():
         try:
-            df.select(_column(df, option, given)).schema  # noqa: B018 - Connect resolves a column only here
+            df.select(_column(df, option, given).alias(option)).schema  # noqa: B018 - Connect resolves a column only here
         except importlib.import_module("pyspark.errors").AnalysisException as alone:
             return _unresolved(df, option, given, alone)
     return _unresolved(df, *next(iter(wanted.items())), error)

@@ -25,11 +25,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 
 
 def test_spark_prints_nothing_of_its_own_for_a_misspelt_column(desk: Driver) -> None:
-    for name in ("tailnr", "upper(tailnr)"):
+    for option, name in (("partition_key", "tailnr"), ("partition_key", "upper(tailnr)"), ("data", "*")):
         before = desk.logged_bytes
-        result = desk.ask("write", rows=1, partitions=1, stream="s", partition_key=name, allow_speculation=True)
+        result = desk.ask("write", rows=1, partitions=1, stream="s", **{option: name}, allow_speculation=True)
         assert result["kind"] == "BadColumn", result
-        assert result["error"].startswith(f"PRODUCERD[BAD_COLUMN]: partition_key={name!r}: ")
+        assert result["error"].startswith(f"PRODUCERD[BAD_COLUMN]: {option}={name!r}: ")
         assert desk.logged_bytes - before < MOST_BYTES, desk.log
 
 
