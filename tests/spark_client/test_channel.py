@@ -92,7 +92,7 @@ def test_a_daemon_that_dies_before_its_welcome_is_dialled_again(daemon: FakeDaem
 
 def test_a_daemon_that_accepts_but_does_not_answer_is_absent(daemon: FakeDaemon) -> None:
     daemon.runs(in_turn(expects(messages.Hello), Session.await_end))
-    with pytest.raises(ConnectionFailed, match="connected, but nobody answers.* restart it") as caught:
+    with pytest.raises(ConnectionFailed, match=r"connected, but nobody answers.* restart it") as caught:
         dial(HELLO, [daemon.path], 0.1)
     assert caught.value.code == Code.DAEMON_ABSENT
 
