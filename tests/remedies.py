@@ -111,7 +111,7 @@ CODES: Final[Mapping[str, tuple[str, str]]] = {
     Code.RESULT_COUNT: ("daemon", "An answer does not fit its request. Rows may be stored."),
     Code.SERVICE_FAULT: ("Kinesis", "Wait, or ask AWS. Rows may be stored."),
     Code.BAD_COLUMN: ("client", "Correct the column that the line names."),
-    Code.ARROW_MISSING: ("client", "Run the `pip install` that the line names, where it says."),
+    Code.ARROW_MISSING: ("client", "Run the `pip install` where the line says."),
     Code.SPECULATION_ENABLED: ("client", "Set `spark.speculation=false`, or `allow_speculation`."),
     Code.PROTOCOL: ("client, daemon", "A fault of producerd: report it."),
     Code.INTERNAL: ("client, daemon", "Fix the call that the line names, or report it."),
