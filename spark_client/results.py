@@ -101,7 +101,7 @@ def names_of(hosts: Iterable[str]) -> str:
 
 
 class SkippedRow(NamedTuple):
-    """A row that ``on_bad_record="skip"`` left out, with its number in its partition.
+    """A row that ``on_bad_record="skip"`` left out, with its number in its partition, and why.
 
     ``maybe_stored``: an earlier attempt may have stored it.
     """
@@ -110,9 +110,11 @@ class SkippedRow(NamedTuple):
     row: int
     code: str
     maybe_stored: bool = False
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.partition}:{self.row} {self.code}{' (maybe stored)' if self.maybe_stored else ''}"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.partition}:{self.row} {self.code}{why}{' (maybe stored)' if self.maybe_stored else ''}"
 
 
 class DaemonFigures(NamedTuple):
@@ -356,7 +358,7 @@ def merge(
         raise _records_failed(stream, failed, skip_bad_records)
     skipped = [(p.partition, failure) for p in partitions for failure in p.failures]
     rows = [
-        SkippedRow(partition, row, failure.code, failure.maybe_stored)
+        SkippedRow(partition, row, failure.code, failure.maybe_stored, failure.message)
         for partition, failure in skipped
         for row in failure.rows
     ]

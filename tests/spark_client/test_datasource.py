@@ -330,4 +330,4 @@ def test_the_driver_s_commit_logs_the_sum_and_raises_for_rows_that_failed(
     assert len(caplog.messages) == 2
     for line, batch in zip(caplog.messages, ("", ", batch 7")):
         assert line.startswith(f"s{batch}: 1 records, 0 bytes in 1 task, ")
-        assert line.endswith(", 1 skipped; skipped (partition:row): 0:0 RECORD_INVALID")
+        assert line.endswith(", 1 skipped; skipped (partition:row): 0:0 RECORD_INVALID: data is null")

@@ -136,9 +136,11 @@ def test_a_table_has_the_first_20_of_skipped_rows_files_and_streams() -> None:
     maybe_stored = INVALID._replace(maybe_stored=True, rows=(0,))
     bad = INVALID._replace(records=20, rows=tuple(range(1, 21)))
     many = batch(result(0, maybe_stored, bad), *(result(n)._replace(diverted=f"file:///{n}") for n in range(1, 22)))
-    assert many.skipped_rows == tuple(SkippedRow(0, row, Code.RECORD_INVALID, row == 0) for row in range(20))
+    assert many.skipped_rows == tuple(
+        SkippedRow(0, row, Code.RECORD_INVALID, row == 0, INVALID.message) for row in range(20)
+    )
     table = html_of(many)
-    assert "<td>0:0 RECORD_INVALID (maybe stored)</td>" in table
+    assert "<td>0:0 RECORD_INVALID: no &lt;data&gt; (maybe stored)</td>" in table
     assert table.count("<th>skipped row</th>") == table.count("<th>diverted to</th>") == 20
     table = html_of(dry_run(22))
     assert table.count("<th>stream</th>") == 20
@@ -156,7 +158,7 @@ def test_a_result_says_what_held_most_of_its_tasks_and_fits_on_a_screen() -> Non
 def test_the_log_has_a_line_for_the_batch_and_one_for_each_daemon(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     line = "s: 1500 records, 2000 bytes in 1 task, tasks waited 0% of their time (1.2 s blocked, 0.5 s flushing)"
-    rows = "0:3 RECORD_INVALID, 0:5 RECORD_INVALID"
+    rows = "0:3 RECORD_INVALID: no <data>, 0:5 RECORD_INVALID: no <data>"
     plain = merge(None, "s", [result()._replace(daemon=STARTED)], skip_bad_records=True)
     plain.log(logging.getLogger("producerd.client"))
     skipped = merge(None, "s", [result(0, INVALID._replace(records=2, rows=(3, 5)))], skip_bad_records=True)

@@ -231,7 +231,7 @@ def test_a_batch_is_the_sum_of_its_partitions() -> None:
     merged = merge(7, "s", [result(1, skipped), result(0)], skip_bad_records=True)
     assert merged == BatchResult(
         *(7, 20, 200, 30, 2, 4, 6, 8, 10, 1.0, 0.5),
-        tuple(SkippedRow(1, row, Code.RECORD_INVALID) for row in range(20)),
+        tuple(SkippedRow(1, row, Code.RECORD_INVALID, reason="data is null") for row in range(20)),
         (result(0), result(1, skipped)),
         stream="s",
     )
