@@ -101,7 +101,7 @@ def names_of(hosts: Iterable[str]) -> str:
 
 
 class SkippedRow(NamedTuple):
-    """A row that ``on_bad_record="skip"`` left out, with its number in its partition, and why.
+    """A row that ``on_bad_record="skip"`` left out, its number in its partition, and why.
 
     ``maybe_stored``: an earlier attempt may have stored it.
     """
