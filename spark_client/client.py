@@ -65,6 +65,8 @@ from spark_client.tally import Tally
 
 LOCK_SECONDS: Final = 5.0
 """No thread holds the lock for longer than a moment."""
+TURN_SECONDS: Final = 0.5
+"""How long a caller whose time-out has ended waits for its turn to ask the daemon for the reason."""
 BUSY: Final = "the client looks for its daemon, or another of its calls waits for room"
 CLOSED: Final = "the client was closed before the acknowledgement"
 
@@ -375,7 +377,7 @@ class _ConnectionThread:
         try:
             self._do(step, left, put)
         except StillRuns:
-            text = f"no room for stream {stream} within {timeout_seconds} s: {BUSY}"
+            text = f"no room for stream {stream} within {timeout_seconds} s: {self._busy()}"
             raise as_line(BackpressureTimeout(text)) from None
         return put.call
 
@@ -428,10 +430,15 @@ class _ConnectionThread:
 
     def _reason(self, stream: str) -> str:
         try:
-            reason: str = self._do(lambda connection: connection.reason(stream), _clock(ANSWER_SECONDS))
+            reason: str = self._do(lambda connection: connection.reason(stream), _clock(TURN_SECONDS))
         except StillRuns:
-            reason = BUSY
+            reason = self._busy()
         return reason
+
+    def _busy(self) -> str:
+        """Return why the thread takes no step, as far as another thread may know it."""
+        waits_for = "" if self._connection is None else self._connection.waits_for
+        return f"another of its calls waits for room for {waits_for}" if waits_for else BUSY
 
     def end_connection(self) -> None:
         """End the session.  The daemon then delivers or discards what it has not acknowledged."""

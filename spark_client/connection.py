@@ -95,6 +95,7 @@ class Connection:
         self._hastened_rows = 0  # how many of these hasten() has asked for
         self.sleeps = False  # whether the session has ended with TABLE_FULL, so that there is nothing to read
         self._is_abandoned = False
+        self._reserves = ""  # the stream of the frame that waits for its GRANT
         self._session = self._connect(connect_timeout_seconds)
 
     def __repr__(self) -> str:
@@ -124,6 +125,12 @@ class Connection:
     def held_by(self) -> tuple[str, float]:
         """What held this client longest, in a daemon's words, and for how many seconds; "" if nothing did for long."""
         return self._wait_time.reasons.longest
+
+    @property
+    def waits_for(self) -> str:
+        """The stream for which a call waits for room now, and why, as the daemon said last; any thread may ask."""
+        stream, reason = self._reserves, self._wait_time.reasons.latest
+        return f"stream {stream}; the daemon said last: {reason}" if stream and reason else ""
 
     @property
     def draining(self) -> messages.Draining | None:
@@ -223,9 +230,11 @@ class Connection:
             if granted:
                 return  # by a daemon that was then lost, so the frame was sent again with the backlog
             began = time.monotonic()
+            self._reserves = stream
             try:
                 frame_id = session.reserve(frame, deadline)
             finally:
+                self._reserves = ""
                 self.tally.add_blocked(time.monotonic() - began)
             granted = True
             frame.tally.add_taken(records)

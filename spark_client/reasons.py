@@ -46,6 +46,11 @@ class Reasons:
         kind = max(seconds, key=lambda one: seconds[one])
         return self._latest[kind], seconds[kind]
 
+    @property
+    def latest(self) -> str:
+        """The reason that came last, or "" before the first."""
+        return self._latest.get(self._last, "")
+
     def count_wait(self, seconds: float) -> None:
         """Count a wait."""
         self._unexplained_seconds += seconds

@@ -247,6 +247,30 @@ def test_a_caller_behind_another_one_that_waits_is_let_go_in_time(blocked: Kines
             blocked.put("b", timeout_seconds=seconds)
 
 
+def test_behind_another_call_it_says_what_the_daemon_said_to_that(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is full, and a record that was put without a time-out waits for room."""
+    monkeypatch.setattr("spark_client.client.TURN_SECONDS", 0.01)
+    monkeypatch.setattr("spark_client.reasons.FIRST_SECONDS", 0.01)
+    told = messages.Blocked(1, 0.0, "paused by the operator", 1, 1, 1, 1)
+    daemon.runs(lasts(takes(1), expects(messages.Reserve), expects(messages.Status), says(told)))
+    client = client_of(daemon)
+    client.put("a", timeout_seconds=60)
+    client.put("b")
+    text = "another of its calls waits for room for stream s; the daemon said last: paused by the operator"
+
+    def flushed() -> str:
+        with pytest.raises(FlushTimeout) as caught:
+            client.flush(0.01)
+        return str(caught.value)
+
+    until(lambda: flushed().endswith(text))
+    with pytest.raises(BackpressureTimeout, match=f"{text}$"):
+        client.put("c", timeout_seconds=0.01)
+    abandon(client)
+
+
 def test_a_flush_waits_for_a_call_that_still_hands_its_records_over(blocked: KinesisClient) -> None:
     """As after an interruption of that call, or in another thread."""
     with pytest.raises(FlushTimeout, match=r"1 record is not acknowledged after 0\.1 s: "):
@@ -394,7 +418,7 @@ def test_a_flush_whose_time_passed_before_its_turn_leaves_nothing_behind(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends no FLUSH later."""
-    monkeypatch.setattr("spark_client.client.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("spark_client.client.TURN_SECONDS", 0.01)
     go_on, stored = threading.Event(), threading.Event()
     grants = in_turn(expects(messages.Reserve), waits(go_on), says(messages.Grant(2)), expects(Body))
     no_flush = in_turn(expects(messages.Reserve), says(messages.Grant(3)), expects(Body), lambda _: stored.set())
