@@ -289,8 +289,8 @@ def _absent(paths: Sequence[str], troubles: Sequence[Exception], seconds: float,
         for path, error in zip(paths, troubles)
     )
     cure = (
-        "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
-        "or have tasks start one (daemon={...}; data source: daemon.region)"
+        "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, or for a writer "
+        "spark.producerd.socket), or have tasks start one (daemon={...}; data source: daemon.region)"
     )
     if any(isinstance(error, Late) for error in troubles):
         cure = "the daemon that listens there hangs, or its node is too busy: see its log, and restart it"

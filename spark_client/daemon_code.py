@@ -27,9 +27,9 @@ UNPACKED: Final = ".producerd-pex"
 """The folder into which a pex is unpacked, next to it: Spark deletes both with the application's other files."""
 PEX_NAME: Final = f"producerd-{__version__}-cp3N-{platform.machine()}.pex"
 INSTALL: Final = (
-    "on every node `pip install 'producerd[daemon]'` into the Python of Spark's workers (PYSPARK_PYTHON); or give "
-    f"{PEX_NAME} to Spark (--files, or SparkContext.addFile), where the nodes have a python3.N of 3.11 or newer and "
-    "glibc 2.28 or newer; or give daemon={'command': ...}"
+    f"on every node `pip install 'producerd[daemon] @ file:///PATH/producerd-{__version__}-py3-none-any.whl'` into "
+    f"the Python of Spark's workers (PYSPARK_PYTHON); or give {PEX_NAME} to Spark (--files, or SparkContext.addFile), "
+    "where the nodes have a python3.N of 3.11 or newer and glibc 2.28 or newer; or give daemon={'command': ...}"
 )
 NEEDS_INSTALL: Final = ("No module named", "is missing", "needs Python", "Failed to find compatible interpreter")
 """What the errors say of a daemon whose Python, or a package, is not there.  The last one is pex's."""

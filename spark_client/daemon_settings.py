@@ -115,6 +115,8 @@ def _problems_of(place: str, name: str, value: Any, known: Mapping[str, Any]) ->
     elif name not in known:
         near = difflib.get_close_matches(name, [*known, COMMAND])
         hint = f"did you mean {' or '.join(near)}?" if near else "docs/operate/configuration.md lists all"
+        if name.startswith(f"{STREAMS}."):  # Spark hands an option's name over in lower case
+            hint = "give a stream's own settings to the writer, daemon={'streams': {NAME: {...}}}"
         yield f"daemon.{place}: is not a setting of the daemon; {hint}"
     elif not _holds(known[name], value):
         yield f"daemon.{place}={_shown(name, value)}: allowed: {known[name]['allowed']}"

@@ -73,7 +73,8 @@ Error = TypeVar("Error", bound=ProducerdError)
 ADVICE: Final[Mapping[str, str]] = {
     Code.STREAM_NOT_FOUND: "check the stream's name, and the region and account of the daemon",
     Code.ACCESS_DENIED: "allow it to the role that the daemon runs with",
-    Code.CREDENTIALS: "the daemon needs its own, and does not use Spark's: give them to its process",
+    Code.CREDENTIALS: "the daemon needs its own, and does not use Spark's: give them to its process, or to the "
+    "executors or the program that start it",
     Code.KMS: "allow the stream's key to the role that the daemon runs with",
     Code.REQUEST_REFUSED: "check the stream, and the daemon's settings of it, such as stream_arn",
     Code.PROXY_REFUSED: "see which proxy or firewall stands between the daemon and Kinesis, and what it refuses",

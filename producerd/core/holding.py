@@ -73,7 +73,8 @@ class Facts:
     """The facts that the sentence about a stream's queue quotes.
 
     ``refused_as``: the code and message of a stream that is BROKEN.  ``failed_as``: the code of the last request that
-    failed as a whole, or "".  ``in_flight``: the bytes that all streams have in flight, if they leave no room for more.
+    failed as a whole or was refused, or "".  ``in_flight``: the bytes that all streams have in flight, if they leave no
+    room for more.
     """
 
     stream: str
@@ -129,7 +130,9 @@ def _what_holds(holding: Holding, facts: Facts) -> str:
             f"the requests of all streams together are at their limit, {facts.in_flight.used_bytes:,} of "
             f"node_max_in_flight_bytes = {facts.in_flight.limit_bytes:,}"
         )
-    return "records wait for their answers" if cause == "in_flight" else "records are on their way"
+    if cause == "in_flight":
+        return "records wait for their answers"
+    return "records are on their way" if facts.used_records else "the queue is empty: the daemon waits for records"
 
 
 def _service_holds(failed_as: str) -> str:

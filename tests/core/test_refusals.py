@@ -119,6 +119,20 @@ def test_where_a_proxy_refuses_all_rows_wait_without_an_end_and_none_is_lost(agg
     assert all(frame.tallies[Outcome.STORED] == 25 for frame in frames)
 
 
+def test_a_proxy_that_refuses_the_only_row_is_what_holds_it_until_another_row_is_stored() -> None:
+    """Between its attempts, too, of which none is in flight."""
+    desk = Desk()
+    desk.queue([bad(1)])
+    desk.send().fail(BARE)
+    desk.now += 30.0
+    assert (desk.pipeline.diagnosis.holding(desk.now).cause, desk.pipeline.sender.refused_as) == (
+        "service",
+        Code.PROXY_REFUSED,
+    )
+    serve(desk, refuses_bad_with(BARE), desk.queue([good(2)]))
+    assert (desk.pipeline.diagnosis.holding(desk.now).cause, desk.pipeline.sender.refused_as) == ("daemon", "")
+
+
 @pytest.mark.promise("proxy-refuses-rows-wait")
 def test_what_was_sent_before_a_proxy_refused_a_row_does_not_end_it_by_passing_later() -> None:
     desk = Desk()

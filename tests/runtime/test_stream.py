@@ -338,7 +338,7 @@ def test_a_client_reads_what_is_queued_what_was_delivered_and_why_the_rest_waits
     assert stream.report.blocked(7, 31.0, 5.0) == messages.Blocked(
         7,
         31.0,
-        on_their_way,
+        "the queue is empty: the daemon waits for records",
         delivered_records=100,
         delivered_bytes=layout.key_bytes + layout.data_bytes,
         kinesis_records=100,

@@ -73,8 +73,8 @@ def test_without_a_daemon_one_line_names_host_path_and_cure(clock: Clock, tmp_pa
     assert caught.value.code == Code.DAEMON_ABSENT
     assert str(caught.value) == (
         f"no daemon to talk to on host {HOST} within 0.2 s ({path}: No such file or directory): "
-        "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, spark.producerd.socket), "
-        "or have tasks start one (daemon={...}; data source: daemon.region)"
+        "start it there with `producerd serve`, name its socket (socket=, PRODUCERD_SOCKET, or for a writer "
+        "spark.producerd.socket), or have tasks start one (daemon={...}; data source: daemon.region)"
     )
 
 

@@ -172,6 +172,7 @@ REFUSED_OF_SPARK: list[dict[str, str]] = [
     {"producerd.daemon.region": "x", "producerd.socket": "/s"},
     {"producerd.daemon.workerThreads": "2"},
     {"producerd.sokcet": "/s"},
+    {"producerd.daemon.streams.MyStream.aggregation": "kpl"},
 ]
 
 

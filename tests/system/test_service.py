@@ -148,16 +148,20 @@ def test_a_port_that_another_process_has_is_waited_for(node: Machine, kinesis: K
 
 
 @pytest.mark.promise("reload-systemctls-fails")
-def test_a_reload_is_systemctls_and_fails_where_the_settings_do(node: Machine, kinesis: Kinesis) -> None:
-    """Nobody is disturbed by either."""
-    serve(node, kinesis, defaults={"queue_limit": 1_000})
+def test_a_reload_is_systemctls_and_fails_where_the_settings_do(
+    node: Machine, kinesis: Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is disturbed by either, and the settings may have placed the admin socket elsewhere."""
+    admin = {"admin_socket": "/run/producerd/other.sock"}
+    monkeypatch.setattr(node, "admin_socket", node.admin_socket.with_name("other.sock"))
+    serve(node, kinesis, defaults={"queue_limit": 1_000}, **admin)
     with client(node) as own:
         own.put("row", "key").result(30)
         first = node.show()["MainPID"]
-        node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 77})
+        node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 77}, **admin)
         node.run("systemctl reload producerd.service")
         assert node.status()["streams"][0]["queue_limit_records"] == 77
-        node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 0})
+        node.configure(region="us-east-1", endpoint_url=kinesis.url, defaults={"queue_limit": 0}, **admin)
         node.run("systemctl reload producerd.service", codes=(1,))
         problem = "defaults.queue_limit = 0 (file /etc/producerd/producerd.toml): allowed: 1 to "
         assert f"producerctl: {problem}" in node.log()

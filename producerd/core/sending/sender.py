@@ -106,6 +106,11 @@ class Sender:
         return (self.lanes.waiting or self.aside.has_alone) and self.in_flight.held_by_node
 
     @property
+    def refused_as(self) -> str:
+        """The code under which rows are refused that may not be the cause, while none is stored; otherwise ""."""
+        return self._refusals.refused_as
+
+    @property
     def has_room(self) -> bool:
         """Whether one more request may be in flight, unless failures hold the stream."""
         if self.paused:
