@@ -28,6 +28,7 @@ OF_SPARK: Final = frozenset(("checkpointlocation", "queryname"))
 ELSEWHERE: Final = {
     "jsonoptions": "it has no payload by default: give to_json(struct(*), map(...)) as the column data",
     "streamname": "it is called stream",
+    "path": "call save() without a path",
     **dict.fromkeys(
         ("region", "endpointurl", "rolearn", "externalid", "awsaccesskey", "awssecretkey", "awsaccesskeyid"),
         "access to AWS belongs to the daemon, see its settings region, endpoint_url and role_arn",
@@ -219,7 +220,7 @@ class WriterOptions:
     socket: str | None = field(
         default=None,
         metadata=_about(
-            "the daemon's socket; without it PRODUCERD_SOCKET, Spark's `spark.producerd.socket`, then "
+            "the daemon's socket; without it PRODUCERD_SOCKET, the writer's `spark.producerd.socket`, then "
             "/run/producerd/producerd.sock",
             SOCKET_WANTED,
             is_socket,
@@ -300,7 +301,7 @@ class WriterOptions:
             'settings of a daemon that tasks start on their executor, such as `{"region": "eu-west-1"}` (data '
             "source: an option for each, such as `daemon.region`, or `daemon` = `true` for the defaults); without it "
             "tasks look for the node's daemon",
-            "give a mapping of the daemon's settings",
+            "give a mapping of the daemon's settings (data source: true, or an option for each, such as daemon.region)",
             lambda _: True,
             lambda text: {} if boolean(text) else None,
         ),

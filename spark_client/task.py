@@ -206,10 +206,10 @@ def send(plan: Plan, batches: Iterable[pa.RecordBatch]) -> PartitionResult | Non
 
 
 def _send(plan: Plan, hello: messages.Hello, batches: Iterator[pa.RecordBatch]) -> PartitionResult | None:
+    began = time.monotonic()  # Spark may take long to make the first rows
     first = next(batches, None)
     if first is None:
         return None
-    began = time.monotonic()
     own = plan.own_daemon()
     diverted = None if plan.divert_to is None else DivertedRows(plan.divert_to, plan.call, hello.partition)
     places = _places(plan)

@@ -123,7 +123,8 @@ def check_fits(config: Config, limit: MemoryLimit | None = None) -> None:
         return
     fitting = lowered(config, limit.bytes)
     what = (
-        f"set {', '.join(_differences(config, fitting))}, or raise the limit to {need.mib}"
+        f"set {assignment('memory', limit.bytes)}, by which {', '.join(_differences(config, fitting))}, or raise the "
+        f"limit to {need.mib}"
         if fitting is not None
         else f"no lower limits of queues and requests are enough: raise the limit to {need.mib}"
     )

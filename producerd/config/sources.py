@@ -146,7 +146,8 @@ def _read_file(sheet: _Sheet, path: Path) -> None:
         sheet.problems.append(f"{origin}: cannot be read: {error.strerror}")
         return
     except (ValueError, RecursionError) as error:  # tomllib raises either one for thousands of digits or brackets
-        sheet.problems.append(f"{origin}: not TOML: {error}")
+        needs_quotes = "; text needs quotes" if str(error).startswith("Invalid value") else ""
+        sheet.problems.append(f"{origin}: not TOML: {error}{needs_quotes}")
         return
     for name, value in document.items():
         if name == "defaults":

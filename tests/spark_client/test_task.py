@@ -7,6 +7,7 @@ import dataclasses
 import os
 import platform
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -88,6 +89,17 @@ def test_a_task_says_which_batch_it_is_of(
     monkeypatch.setattr("spark_client.task.local_property", {"streaming.sql.batchId": "7"}.get)
     send(daemon, batch(["a"]), batch_id=batch_id)
     assert [hello.batch_id for hello in daemon.hellos] == [told]
+
+
+def test_a_task_s_time_has_what_spark_needs_for_its_first_rows(daemon: FakeDaemon) -> None:
+    """Otherwise the share of it in which the task waited would blame the daemon."""
+
+    def made_slowly() -> Iterator[pa.RecordBatch]:
+        time.sleep(0.05)
+        yield batch(["a"])
+
+    (made,) = send_partition(Plan("s", daemon.path), made_slowly())
+    assert PartitionResult.from_line(made.column(0)[0].as_py()).seconds >= 0.05
 
 
 def test_a_plan_has_the_defaults_of_the_options() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import time
 from collections import Counter
@@ -276,10 +277,10 @@ def test_uninstalling_as_the_page_says_leaves_nothing(node: Machine, kinesis: Ki
     page = (ROOT / "docs/operate/install.md").read_text().partition("## Uninstalling")[2]
     block = page.partition("```console\n")[2].partition("```")[0]
     commands = [line.removeprefix("$ ").partition("    #")[0] for line in block.splitlines()]
-    assert len(commands) == 7
+    assert len(commands) == 8
     try:
         for command in commands:
-            node.run(command)
+            node.run(shlex.join(["sh", "-c", command]))
         node.assert_nothing_is_left()
     finally:
         node.install()  # as `node` found it
