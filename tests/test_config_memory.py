@@ -102,7 +102,8 @@ def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
     line = refusal(Config(), 300 * MIB)
     assert (
         'set memory = "300 MiB", by which max_streams = 10, node_queue_limit_bytes = "20 MiB", '
-        'node_max_in_flight_bytes = "5 MiB", max_connections = 256, queue_limit_bytes = "20 MiB" where a stream has more, or raise'
+        'node_max_in_flight_bytes = "5 MiB", max_connections = 256, queue_limit_bytes = "20 MiB" where a stream has '
+        "more, or raise"
     ) in line
     assert "where a stream has more" not in refusal(Config(), 768 * MIB)
 
