@@ -223,27 +223,34 @@ class Connection:
         first, records = self._next_row, columns.layout.records
         numbers = range(first, first + records) if rows is None else rows
         frame = UnackedFrame(stream, columns, numbers, self.tally if tally is None else tally, first)
-        granted = False
+        granted = taken = False
 
         def step(session: DaemonSession, deadline: Deadline) -> None:
-            nonlocal granted
-            if granted:
-                return  # by a daemon that was then lost, so the frame was sent again with the backlog
-            began = time.monotonic()
-            self._reserves = stream
-            try:
-                frame_id = session.reserve(frame, deadline)
-            finally:
-                self._reserves = ""
-                self.tally.add_blocked(time.monotonic() - began)
-            granted = True
+            nonlocal granted, taken
+            if taken:
+                return
+            if not granted:  # otherwise by a daemon that was then lost, so the frame was sent again with the backlog
+                began = time.monotonic()
+                self._reserves = stream
+                try:
+                    frame_id = session.reserve(frame, deadline)
+                finally:
+                    self._reserves = ""
+                    self.tally.add_blocked(time.monotonic() - began)
+                granted = True
+                self._next_row += records
+                if frame_id:
+                    session.send(frame_id, frame)
+            taken = True
             frame.tally.add_taken(records)
-            self._next_row += records
-            if frame_id:
-                session.send(frame_id, frame)
             session.log_long_wait()
 
-        self._lasting(step, timeout_seconds)
+        try:
+            self._lasting(step, timeout_seconds)
+        except BackpressureTimeout:
+            if granted and not taken:  # the backlog keeps it for the next daemon
+                frame.tally.add_taken(records)
+            raise
 
     def settle_arrived(self) -> None:
         """Settle what has arrived, without waiting.  If the daemon is lost, find the next one and catch up."""

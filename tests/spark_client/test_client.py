@@ -553,6 +553,23 @@ def test_what_was_stored_before_the_daemon_was_lost_is_no_failure(daemon: FakeDa
     client.close()
 
 
+@pytest.mark.parametrize(
+    ("then", "seconds", "error", "taken"),
+    [((), 0, ConnectionFailed, 1), ((waits_for_room,), 60, BackpressureTimeout, 2)],
+    ids=["it is lost", "the client keeps it for the next daemon"],
+)
+def test_a_record_whose_bytes_a_daemon_got_in_part_is_taken_only_if_it_is_sent_again(
+    daemon: FakeDaemon, then: tuple[Any, ...], seconds: float, error: type[ProducerdError], taken: int
+) -> None:
+    """More than a socket holds, so that the daemon ends in the middle of them."""
+    daemon.runs(ends(takes(1), Session.grant, max_frame_records=1), *then)
+    client = client_of(daemon, reconnect_timeout_seconds=seconds)
+    with pytest.raises(error) as caught:
+        client.put_many([("x",), (b"y" * 1_000_000,)], timeout_seconds=0.5)
+    assert getattr(caught.value, "taken") == taken  # noqa: B009 - of the errors of a put alone
+    abandon(client)
+
+
 def test_what_a_lost_daemon_had_is_sent_again_in_order_without_another_call(daemon: FakeDaemon) -> None:
     daemon.runs(ends(takes(4), max_frame_records=2), serve)
     with client_of(daemon) as client:
