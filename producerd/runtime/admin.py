@@ -55,8 +55,8 @@ _OF_WEB_PAGES: Final = ("Origin", "Sec-Fetch-Site")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record shows an error of ours.  A client that sends bytes other than HTTP gets a 400."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    """Return whether a log record shows an error of ours, and none of a client that sends no HTTP, or leaves early."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
 logging.getLogger("aiohttp.server").addFilter(_is_ours)
