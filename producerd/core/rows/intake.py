@@ -106,7 +106,7 @@ def check(body: Body, max_record_bytes: int, *, takes_aggregates: bool = False) 
         mark(
             _bad_hash_keys(body.hash_keys, hash_key_offsets),
             Code.RECORD_INVALID,
-            "the explicit hash key is not a decimal number from 0 to 2^128-1",
+            "the explicit hash key is not a decimal number from 0 to 2^128-1 without leading zeros",
         )
     aggregates, undeliverable = _aggregates(body.data, data_offsets, data_lengths)
     for reason, rows in undeliverable.items():
