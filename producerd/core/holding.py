@@ -103,6 +103,8 @@ def sentence(holding: Holding, facts: Facts) -> str:
             f"the queues of all streams together are at their limit, {facts.queues.used_bytes:,} of "
             f"node_queue_limit_bytes = {facts.queues.limit_bytes:,}: `producerctl status` shows which streams hold most"
         )
+    if not facts.used_records and holding.cause in ("daemon", "service"):  # what failed last holds nothing now
+        return "the queue is empty: the daemon waits for records"
     return ("the queue is at its limit: " if facts.is_full else "") + _what_holds(holding, facts)
 
 
@@ -130,9 +132,7 @@ def _what_holds(holding: Holding, facts: Facts) -> str:
             f"the requests of all streams together are at their limit, {facts.in_flight.used_bytes:,} of "
             f"node_max_in_flight_bytes = {facts.in_flight.limit_bytes:,}"
         )
-    if cause == "in_flight":
-        return "records wait for their answers"
-    return "records are on their way" if facts.used_records else "the queue is empty: the daemon waits for records"
+    return "records wait for their answers" if cause == "in_flight" else "records are on their way"
 
 
 def _service_holds(failed_as: str) -> str:

@@ -175,7 +175,7 @@ TOLD: list[tuple[Holding, dict[str, Any]]] = [
     (Holding("daemon"), {"in_flight": Limit(1, 2)}),
     (Holding("daemon", throttled=True), {}),
     (Holding("daemon"), {"is_full": True}),
-    (Holding("daemon"), {"used_records": 0}),
+    (Holding("service"), {"used_records": 0, "failed_as": Code.UNREACHABLE}),
     (Holding("paused"), {"is_full": True}),
     (Holding("node_limit"), {"is_full": True, "queues": Limit(1_234_567, 2_000_000)}),
     (Holding("paused"), {"refused_as": (Code.UNREACHABLE, "no route to host")}),
