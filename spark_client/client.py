@@ -193,7 +193,9 @@ class KinesisClient:
             BackpressureTimeout: There was no room in time, and the daemon took nothing.
             Refused: The stream takes no records.
             ConnectionFailed: There is no daemon.
-            TypeError: The data is neither text nor bytes.
+            ConfigurationError: The time-out is no time.
+            TypeError: A value is of another type.
+            ValueError: No stream is named, or a text cannot be sent.
         """
         if timeout_seconds is not None:
             record = Record(data, partition_key, explicit_hash_key)
