@@ -531,7 +531,7 @@ class _ConnectionThread:
     def _free_lock(self) -> threading.Lock:
         """Return the lock.  Raises an error where this thread has it already: a signal's handler has interrupted it."""
         if self._lock.locked():
-            if not self._lock.acquire(timeout=LOCK_SECONDS):
+            if not any(self._lock.acquire(timeout=LOCK_SECONDS / 10) for _ in range(10)):  # SIGSTOP costs one of them
                 text = (
                     "called in a signal's handler, in the middle of another call: set a flag there, and call it later"
                 )
