@@ -194,7 +194,8 @@ class AioKinesis:
                 text = f"no credentials within {seconds:.1f} s, and their source is still asked"
                 return RequestFailed(CREDENTIALS_AWAITED, text, maybe_stored=False)
             if isinstance(error, TimeoutError):
-                text = f"no answer within {seconds:.1f} s"
+                lacks = "answer" if written or sending is None else "connection"
+                text = f"no {lacks} within {seconds:.1f} s"
                 return RequestFailed(Code.UNREACHABLE, text, maybe_stored=written, timed_out=written)
             return self._refused(error, failure_of(error, body_written=written), offset, used)
         finally:
