@@ -128,7 +128,7 @@ async def test_what_a_daemon_needs_is_opened_in_order_and_closed_in_the_opposite
     metrics = {"render_metrics": "metrics", "render_page": "html"}
     assert ("open", "metrics", ("127.0.0.1", 0), "draining", metrics) in steps
     others = [step for step in steps if step[0] not in ("open", "close")]
-    assert others == [("sort", 1), ("look for credentials", 1), ("watch", "Daemon"), ("watch", "Page"), ("serve", kind)]
+    assert others == [("sort", 2), ("look for credentials", 1), ("watch", "Daemon"), ("watch", "Page"), ("serve", kind)]
     assert log == [{"event": "metrics", "log_level": "info", "address": "http://127.0.0.1:9404/metrics"}]
 
 
