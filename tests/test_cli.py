@@ -174,11 +174,11 @@ def test_check_denies_warnings(run: Run) -> None:
 def test_check_knows_the_memory_of_another_place_by_an_option(run: Run) -> None:
     fits = run("check", "--memory-limit", "1GiB")
     assert fits.returncode == 0
-    assert "memory: needs at most 834 MiB; the limit of this cgroup is 1,024 MiB\n" in fits.stdout
+    assert "memory: needs at most 850 MiB; the limit of this cgroup is 1,024 MiB\n" in fits.stdout
     outgrows = run("check", "--memory-limit", "512 MiB")
     assert (outgrows.returncode, outgrows.stdout) == (78, "")
     assert (
-        'the limit of this cgroup is 512 MiB (--memory-limit): set memory = "512 MiB", by which max_streams = 44, '
+        'the limit of this cgroup is 512 MiB (--memory-limit): set memory = "512 MiB", by which max_streams = 40, '
         in outgrows.stderr
     )
     wrong = run("check", "--memory-limit", "1Gi")
@@ -220,9 +220,9 @@ def test_a_daemon_that_may_outgrow_its_cgroup_does_not_start(command: str, tmp_p
     assert (done.returncode, done.stdout) == (78, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "producerd: configuration: memory: up to 834 MiB may be needed, and the limit of this cgroup"
+        "producerd: configuration: memory: up to 850 MiB may be needed, and the limit of this cgroup"
     )
-    assert f'is 512 MiB ({cgroup}/memory.limit_in_bytes): set memory = "512 MiB", by which max_streams = 44, ' in line
+    assert f'is 512 MiB ({cgroup}/memory.limit_in_bytes): set memory = "512 MiB", by which max_streams = 40, ' in line
     assert fits.returncode == 0
     assert "; the limit of this cgroup is 512 MiB\n" in fits.stdout
 

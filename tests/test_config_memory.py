@@ -72,10 +72,10 @@ def test_without_a_limit_everything_fits() -> None:
 
 def test_the_refusal_names_limit_need_and_each_term() -> None:
     line = refusal(Config(), 512 * MIB)
-    assert line.startswith(f"memory: up to 834 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
-    assert ", or raise the limit to 834 MiB. " in line
+    assert line.startswith(f"memory: up to 850 MiB may be needed, and the limit of this cgroup is 512 MiB ({FILE}): ")
+    assert ", or raise the limit to 850 MiB. " in line
     for term in (
-        "idle 160 MiB",
+        "idle 176 MiB",
         "queues 307 MiB (1.2 x node_queue_limit_bytes = 256 MiB)",
         "requests 163 MiB (2.2 x (10 MiB for one larger record + node_max_in_flight_bytes = 64 MiB))",
         "jobs 136 MiB (8 x 17 MiB",
@@ -101,8 +101,8 @@ def test_the_settings_that_it_proposes_hold_and_fit(limit_mib: int, sets: tuple[
 def test_streams_follow_the_node_where_it_gets_less_than_they_have() -> None:
     line = refusal(Config(), 300 * MIB)
     assert (
-        'set memory = "300 MiB", by which max_streams = 10, node_queue_limit_bytes = "20 MiB", '
-        'node_max_in_flight_bytes = "5 MiB", max_connections = 256, queue_limit_bytes = "20 MiB" where a stream has '
+        'set memory = "300 MiB", by which max_streams = 8, node_queue_limit_bytes = "17 MiB", '
+        'node_max_in_flight_bytes = "4 MiB", max_connections = 256, queue_limit_bytes = "17 MiB" where a stream has '
         "more, or raise"
     ) in line
     assert "where a stream has more" not in refusal(Config(), 768 * MIB)
@@ -141,7 +141,7 @@ def test_a_memory_is_used_to_the_byte() -> None:
 def test_settings_within_a_memory_hold_fit_and_say_why_they_are_lower() -> None:
     config = settings("memory=320 MiB", "streams.a.aggregation=kpl", "queue_limit_bytes=1 MiB")
     assert 0.9 * 320 * MIB < needed_bytes(config).bytes <= 320 * MIB
-    assert (config.defaults.queue_limit_bytes, config.node.node_queue_limit_bytes) == (MIB, 53 * MIB)
+    assert (config.defaults.queue_limit_bytes, config.node.node_queue_limit_bytes) == (MIB, 46 * MIB)
     assert config.origins["node_queue_limit_bytes"] == 'lowered for memory = "320 MiB"'
     assert config.origins["defaults.queue_limit_bytes"] == "--set", "as it was low enough"
     assert settings("memory=1 GiB").node.node_queue_limit_bytes == NodeSettings().node_queue_limit_bytes
@@ -150,27 +150,27 @@ def test_settings_within_a_memory_hold_fit_and_say_why_they_are_lower() -> None:
     assert origins['streams."a".queue_limit_bytes'].startswith("lowered")
 
 
-@pytest.mark.parametrize("given", ["10 MiB", "223 MiB"])
+@pytest.mark.parametrize("given", ["10 MiB", "239 MiB"])
 def test_a_memory_that_is_too_small_is_refused_with_the_least_one(given: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=rf'memory = "{given}" \(--set\): no limits are low enough; at least 224 MiB'
+        ConfigurationError, match=rf'memory = "{given}" \(--set\): no limits are low enough; at least 240 MiB'
     ):
         settings(f"memory={given}")
-    assert settings("memory=224 MiB").node.max_streams == 1
+    assert settings("memory=240 MiB").node.max_streams == 1
 
 
 def test_where_the_streams_leave_no_lower_limits_it_says_so_too() -> None:
     many = [f"streams.s{number}.queue_limit=10" for number in range(64)]
     with pytest.raises(
-        ConfigurationError, match=r'memory = "400 MiB" \(--set\): no limits are low enough; at least 680 MiB'
+        ConfigurationError, match=r'memory = "400 MiB" \(--set\): no limits are low enough; at least 696 MiB'
     ):
         settings("memory=400 MiB", "node_queue_limit_bytes=128 MiB", *many)
-    assert len(settings("memory=680 MiB", "node_queue_limit_bytes=128 MiB", *many).streams) == 64
+    assert len(settings("memory=696 MiB", "node_queue_limit_bytes=128 MiB", *many).streams) == 64
 
 
 def test_where_no_lower_limits_help_it_says_so() -> None:
     line = refusal(Config(), 200 * MIB)
-    assert "no lower limits of queues and requests are enough: raise the limit to 834 MiB" in line
+    assert "no lower limits of queues and requests are enough: raise the limit to 850 MiB" in line
     many = {f"s{number}": Config().defaults for number in range(64)}
     assert lowered(replace(Config(), streams=many), 512 * MIB) is None, "each listed stream has its floor"
     assert lowered(replace(Config(), streams=many), 768 * MIB) is not None
@@ -178,7 +178,7 @@ def test_where_no_lower_limits_help_it_says_so() -> None:
 
 def test_in_words() -> None:
     assert in_words(Config(), MemoryLimit(1024 * MIB, FILE)) == (
-        "needs at most 834 MiB; the limit of this cgroup is 1,024 MiB"
+        "needs at most 850 MiB; the limit of this cgroup is 1,024 MiB"
     )
-    assert in_words(Config(), MemoryLimit()) == "needs at most 834 MiB; no limit is set"
+    assert in_words(Config(), MemoryLimit()) == "needs at most 850 MiB; no limit is set"
     assert in_words(Config(), MemoryLimit(problem="denied")).endswith("no limit is set, as far as is known: denied")

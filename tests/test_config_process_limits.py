@@ -16,7 +16,7 @@ from producerd.runtime.log_lines import MAX_FILE_BYTES
 from tests.daemon import ROOT
 
 CONFIG = load(None, ["memory=384 MiB"], {})
-NEEDED = {"AS": 811 * MIB, "DATA": 551 * MIB, "NOFILE": 405, "FSIZE": 4 * MIB}
+NEEDED = {"AS": 808 * MIB, "DATA": 548 * MIB, "NOFILE": 403, "FSIZE": 4 * MIB}
 
 
 def problems(**limits: int) -> list[str]:
@@ -41,9 +41,9 @@ def test_each_limit_that_is_too_low_is_named_with_what_is_needed_and_what_to_rai
     fewer = "or lower max_connections"
     needs = "and a daemon with these settings needs"
     assert problems(AS=512 * MIB, DATA=512 * MIB, NOFILE=256, FSIZE=MIB) == [
-        f"the address space of this process is limited to 512 MiB (RLIMIT_AS), {needs} 811 MiB: raise it {in_spark}",
-        f"the data of this process is limited to 512 MiB (RLIMIT_DATA), {needs} 551 MiB: raise it, or lower memory",
-        f"the number of open files of this process is limited to 256 (RLIMIT_NOFILE), {needs} 405: raise it, {fewer}",
+        f"the address space of this process is limited to 512 MiB (RLIMIT_AS), {needs} 808 MiB: raise it {in_spark}",
+        f"the data of this process is limited to 512 MiB (RLIMIT_DATA), {needs} 548 MiB: raise it, or lower memory",
+        f"the number of open files of this process is limited to 256 (RLIMIT_NOFILE), {needs} 403: raise it, {fewer}",
         f"the size of a file of this process is limited to 1 MiB (RLIMIT_FSIZE), {needs} 4 MiB: raise it",
     ]
 
