@@ -193,7 +193,7 @@ class KinesisClient:
             BackpressureTimeout: There was no room in time, and the daemon took nothing.
             Refused: The stream takes no records.
             ConnectionFailed: There is no daemon.
-            ConfigurationError: The time-out is no time.
+            ConfigurationError: The time-out is not a number.
             TypeError: A value is of another type.
             ValueError: No stream is named, or a text cannot be sent.
         """
