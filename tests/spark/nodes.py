@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from producerd.demo.scenario import free_port
 from tests.daemon import until
 from tests.spark.drivers import PLAIN_CONF, READY_SECONDS, spark_environ
 from tests.spark.processes import of_session
@@ -20,7 +21,7 @@ DEPLOY = "org.apache.spark.deploy"
 @contextlib.contextmanager
 def cluster(folder: Path, sockets: Sequence[Path]) -> Iterator[str]:
     """The master's URL, when as many nodes as there are sockets are there: at 127.0.0.2 and upwards."""
-    port = _free_port()
+    port = free_port()
     url = f"spark://{HOST}:{port}"
     with contextlib.ExitStack() as ends:
         ends.enter_context(
@@ -40,7 +41,7 @@ def cluster(folder: Path, sockets: Sequence[Path]) -> Iterator[str]:
 @contextlib.contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """A server of Spark Connect, on ``local[2]``; its URL."""
-    port = _free_port()
+    port = free_port()
     conf = {**PLAIN_CONF, "spark.master": "local[2]", "spark.connect.grpc.binding.port": str(port)}
     options = " ".join(f"--conf {name}={value}" for name, value in conf.items())
     command = f"spark-submit {options} --class org.apache.spark.sql.connect.service.SparkConnectServer spark-internal"
@@ -76,13 +77,6 @@ def _spark(folder: Path, name: str, command: str, **environ: str) -> Iterator[No
 
 def _wait_for_line(log: Path, line: str) -> None:
     until(lambda: line in log.read_text(), f"{line!r} in {log.name}", READY_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _listens(port: int) -> bool:
