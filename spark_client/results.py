@@ -149,8 +149,8 @@ class PartitionResult(NamedTuple):
 
     ``left_out`` counts the rows that the replay guard found stored.  ``guard_problem`` is what kept it from more.
 
-    ``seconds`` is how long the task took.  ``why`` is what held it longest, in the daemon's words,
-    and ``why_seconds`` for how long.
+    ``seconds`` is how long the task took.  ``why`` is what held it longest, in the daemon's words, and ``why_seconds``
+    for how long.
     """
 
     partition: int

@@ -23,8 +23,8 @@ from producerd.config.values import KIB, MIB, Bytes, size
 from producerd.errors import ConfigurationError
 
 IDLE_BYTES: Final = 176 * MIB
-"""Resident memory of a daemon that has sent nothing, 117 to 169 MiB measured: the kernel maps more or less of its
-libraries."""
+"""Resident memory of a daemon that has sent nothing: 117 to 169 MiB by `./dev bench idle`, as the kernel maps more or
+less of its libraries."""
 QUEUED_FACTOR: Final = 1.2
 """Resident bytes per queued byte, measured."""
 IN_FLIGHT_FACTOR: Final = 2.2

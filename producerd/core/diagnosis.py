@@ -99,7 +99,7 @@ class Diagnosis:
         if sender.paused:
             return Holding("paused")
         refused = sender.health.state in (HealthState.SUSPECT, HealthState.BROKEN)
-        if refused or sender.refused_as or sender.in_flight.fails(now) or now < sender.in_flight.hold_until:
+        if refused or sender.rows_refused_as or sender.in_flight.fails(now) or now < sender.in_flight.hold_until:
             return Holding("service")
         fullest = fullest_of(sender.lanes)
         if fullest is None or (fullest.lane.ready_at(now) <= now and not fullest.lane.is_paced(now)):

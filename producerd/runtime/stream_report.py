@@ -187,7 +187,7 @@ class StreamReport:
         facts = Facts(
             stream=self.name,
             refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
-            failed_as=in_flight.failed_as or pipeline.sender.refused_as,
+            failed_as=in_flight.failed_as or pipeline.sender.rows_refused_as,
             map_error=self._diagnosis.map_error,
             aggregates=pipeline.rules.entries.aggregate,
             goes_plain=pipeline.goes_plain,

@@ -125,12 +125,12 @@ def test_a_proxy_that_refuses_the_only_row_is_what_holds_it_until_another_row_is
     desk.queue([bad(1)])
     desk.send().fail(BARE)
     desk.now += 30.0
-    assert (desk.pipeline.diagnosis.holding(desk.now).cause, desk.pipeline.sender.refused_as) == (
+    assert (desk.pipeline.diagnosis.holding(desk.now).cause, desk.pipeline.sender.rows_refused_as) == (
         "service",
         Code.PROXY_REFUSED,
     )
     serve(desk, refuses_bad_with(BARE), desk.queue([good(2)]))
-    assert (desk.pipeline.diagnosis.holding(desk.now).cause, desk.pipeline.sender.refused_as) == ("daemon", "")
+    assert (desk.pipeline.diagnosis.holding(desk.now).cause, desk.pipeline.sender.rows_refused_as) == ("daemon", "")
 
 
 @pytest.mark.promise("proxy-refuses-rows-wait")

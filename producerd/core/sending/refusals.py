@@ -55,7 +55,7 @@ class Refusals:
         self._per_key = per_key
         self._refused_rows = 0  # that Kinesis refused by themselves since it stored an entry
         self._proxied_rows = 0  # that a proxy refused by themselves since Kinesis stored an entry
-        self.refused_as = ""  # the code of rows that never were refused before, if no entry was stored since
+        self.rows_refused_as = ""  # the code of rows that never were refused before, if no entry was stored since
         self._stored_sent_at = 0.0  # when the latest request was sent of which an entry was stored
 
     @property
@@ -65,7 +65,7 @@ class Refusals:
 
     def entry_was_stored(self, sent_at: float) -> None:
         """Note that Kinesis stored an entry of a request that was sent then."""
-        self._refused_rows, self._proxied_rows, self.refused_as = 0, 0, ""
+        self._refused_rows, self._proxied_rows, self.rows_refused_as = 0, 0, ""
         self._stored_sent_at = max(self._stored_sent_at, sent_at)
 
     def of_request(self, request: Request, meaning: Meaning, failed: RequestFailed, now: float) -> None:
@@ -80,7 +80,8 @@ class Refusals:
         if by_proxy and request.encoded is not None:
             self._body_limit.body_refused(request.bytes, len(request.encoded.body), now)
         is_new = any(not span.refused_at for span in request.spans)
-        self.refused_as = meaning.code if is_new else self.refused_as
+        if is_new:
+            self.rows_refused_as = meaning.code
         if request.records == 1:
             self._proxied_rows += by_proxy
             if self._proxied_rows >= REFUSALS_TO_HOLD:
@@ -120,7 +121,7 @@ class Refusals:
                 self._doubt(meaning, message, now, request_id, is_new=not piece.span.refused_at)
             waits_on = False
         else:
-            waits_on = bool(self.refused_as) or self._stored_sent_at < span.refused_at
+            waits_on = bool(self.rows_refused_as) or self._stored_sent_at < span.refused_at
         if not is_new and not waits_on and now >= span.refused_at + self._health.grace_seconds:
             if meaning.code == Code.PROXY_REFUSED:
                 seconds = now - span.refused_at

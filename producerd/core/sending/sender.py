@@ -106,9 +106,9 @@ class Sender:
         return (self.lanes.waiting or self.aside.has_alone) and self.in_flight.held_by_node
 
     @property
-    def refused_as(self) -> str:
-        """The code under which rows are refused that may not be the cause, while none is stored; otherwise ""."""
-        return self._refusals.refused_as
+    def rows_refused_as(self) -> str:
+        """The code under which rows are refused without being judged, while no other is stored; otherwise ""."""
+        return self._refusals.rows_refused_as
 
     @property
     def has_room(self) -> bool:
