@@ -26,7 +26,7 @@ from benchmarks.machine import conditions
 from benchmarks.processes import cpu_seconds, memory, wakeups
 from benchmarks.table import say
 from producerd.demo.children import Child, ChildFailed
-from producerd.demo.scenario import free_port
+from producerd.demo.ports import free_port
 from producerd.wire.columns import lay_out
 
 STARTS: Final = 7

@@ -59,7 +59,8 @@ from producerd.core.rows.frame import Frame
 from producerd.core.rows.intake import check
 from producerd.core.rows.sorting import sort_rows
 from producerd.demo.children import Child, ChildFailed, Children
-from producerd.demo.scenario import environment, folder, free_port
+from producerd.demo.ports import free_port
+from producerd.demo.scenario import environment, folder
 from producerd.errors import BackpressureTimeout, ConfigurationError
 from producerd.runtime import allocator
 from producerd.wire import messages

@@ -22,7 +22,8 @@ from benchmarks.harness import START_SECONDS, STOP_SECONDS, serve_with, started
 from benchmarks.machine import machine
 from benchmarks.processes import forget_peak, peak_rss_bytes
 from producerd.demo.children import Child, ChildFailed, Children
-from producerd.demo.scenario import environment, folder, free_port
+from producerd.demo.ports import free_port
+from producerd.demo.scenario import environment, folder
 from producerd.errors import ConnectionFailed
 from producerd.wire.columns import lay_out
 from producerd.wire.messages import Hello

@@ -28,8 +28,9 @@ from benchmarks.machine import PACKAGES, conditions
 from benchmarks.processes import family, rss_bytes
 from producerd.config import NodeSettings
 from producerd.demo.children import Child, ChildFailed, Children
+from producerd.demo.ports import free_port
 from producerd.demo.progress import Watch
-from producerd.demo.scenario import environment, folder, free_port, java
+from producerd.demo.scenario import environment, folder, java
 
 SHARDS: Final = 4
 SHARD_RECORDS_PER_SECOND: Final = 1_000

@@ -5,7 +5,7 @@ the stream, and the daemon's GET /metrics must agree about the queue.  The demo 
 
 ``flights`` has the input.  ``embedded_kinesis``, ``spark_job`` and ``readback`` are processes of their own; ``stream``
 replaces the first one if the user names an endpoint.  ``children`` starts and ends them, ``progress`` shows the
-metrics, and ``scenario`` runs the demo from start to end.
+metrics, ``ports`` has free ports, and ``scenario`` runs the demo from start to end.
 """
 
 from __future__ import annotations

