@@ -1,4 +1,4 @@
-"""Free ports, for what must be told its port before it starts.
+"""Free ports, for a process whose port another one has to know before it starts.
 
 Python 3.9 loads this module: the servers of Spark in the tests have their ports from here.
 """

@@ -151,6 +151,9 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
     """Return the failure of a request; ``body_written`` says whether any of its body was handed to a connection."""
     if isinstance(error, CredentialsFailed):
         return replace(error.failed, maybe_stored=body_written)
+    if _lacks_thread(error):
+        text = "the daemon can start no thread: raise pids.max, which is TasksMax in a systemd unit"
+        return RequestFailed(Code.UNREACHABLE, text, body_written)
     if not isinstance(error, EXPECTED):
         return not_kinesis(error, maybe_stored=body_written)
     of_service = isinstance(error, _OF_A_SERVICE) or not isinstance(error, boto_errors.BotoCoreError)
@@ -165,6 +168,8 @@ def failure_of(error: Exception, *, body_written: bool) -> RequestFailed:
         words = str(described.get("Message") or "")
         if meaning_of(code).code == Code.CREDENTIALS:  # the lines below quote the request, with the session's token
             words = words.lstrip().partition("\n")[0]
+        if code == str(status):
+            words = f"an answer that is not Kinesis's: {words or 'it is empty'}"
         message = _line(words) or message
         return RequestFailed(code, message, body_written and not is_refusal, status=status, request_id=request_id)
     if isinstance(error, _CREDENTIALS):
@@ -230,7 +235,12 @@ def is_late(error: BaseException) -> bool:
 
 def is_answer(error: Exception) -> bool:
     """Return whether the endpoint answered, even with an error or with an answer that cannot be read."""
-    return isinstance(error, boto_errors.ClientError) or not isinstance(error, EXPECTED)
+    return isinstance(error, boto_errors.ClientError) or not (isinstance(error, EXPECTED) or _lacks_thread(error))
+
+
+def _lacks_thread(error: Exception) -> bool:
+    """Return whether Python could start no thread, as for a look-up of a name: it has no exception for that alone."""
+    return type(error) is RuntimeError and str(error).startswith("can't start new thread")
 
 
 def shows_wrong_endpoint(error: BaseException) -> bool:

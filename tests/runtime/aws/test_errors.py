@@ -58,6 +58,7 @@ FAILURES: list[tuple[Exception, str, bool]] = [
     (ClientPayloadError("not completed"), Code.UNREACHABLE, True),
     (ConnectionResetError(104, "Connection reset by peer"), Code.UNREACHABLE, True),
     (ValueError("words of a proxy"), "InternalFailure", True),
+    (RuntimeError("can't start new thread"), Code.UNREACHABLE, True),  # as for a look-up of a name, under pids.max
 ]
 
 
@@ -154,6 +155,14 @@ def test_the_words_of_a_service_are_one_line_and_not_endless() -> None:
     assert failed.message.startswith("two lines two lines")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [("", "an answer that is not Kinesis's: it is empty"), ("<p>no</p>", "an answer that is not Kinesis's: <p>no</p>")],
+)
+def test_an_error_without_a_type_is_said_to_be_none_of_kinesiss(words: str, message: str) -> None:
+    assert failure_of(client_error("405", 405, words), body_written=True).message == message
+
+
 NO_NAME = gaierror(EAI_NONAME, "Name or service not known")
 WRONG: list[tuple[Exception, bool]] = [
     (boto_errors.EndpointConnectionError(endpoint_url="https://x", error=NO_NAME), True),
@@ -238,6 +247,7 @@ def test_a_failure_has_the_status_of_the_answer_and_the_reason_of_a_failed_conne
         (ValueError("an answer that nobody can read"), True),
         (boto_errors.ConnectTimeoutError(endpoint_url="http://x"), False),
         (ConnectionResetError(104, "Connection reset by peer"), False),
+        (RuntimeError("can't start new thread"), False),
     ],
 )
 def test_an_error_shows_that_somebody_answered(error: Exception, is_one: bool) -> None:
