@@ -115,8 +115,9 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]
             self._reading = begin_aside(lambda: {url: self._trusted_for(url) for url in proxy_urls})
             self._reading.add_done_callback(self._learn)
         reading = self._reading
-        await asyncio.shield(reading)
+        await asyncio.wait([reading])  # which a caller that is cancelled leaves to the others
         self._learn(reading)  # a caller that comes when it has just ended does not wait for the callback
+        reading.result()
 
     def _trusted_for(self, proxy_url: str | None) -> Trusted:
         path = str(get_cert_path(self._bundle() if self._trusted else self._named))
