@@ -222,10 +222,12 @@ class Daemon:
 
         try:
             loaded, limit = await aside(look)
+            certificates = await self._clients.read_certificates()
+            # No await from here on: a stream that is opened meanwhile would get what only a restart may change.
             read = reload(self.config, loaded, [stream.name for stream in self.streams])
             check_fits(read.config, limit)
             check_limits(read.config)
-            changes = [*read.changes, *await self._clients.read_certificates()]
+            changes = [*read.changes, *certificates]
         except ConfigurationError as error:
             self._metrics.reload_failed()
             log.error("settings are refused, the old ones stay", problems=list(error.problems))

@@ -135,6 +135,7 @@ class Life:
         self.streams: list[Stream] = []
         self.handlers: dict[int, Callable[[], None]] = {}
         self.new_certificates: list[str] = []
+        self.while_certificates_are_read: Callable[[], object] = lambda: None
         self.serving: asyncio.Task[int]
         clients: Any = SimpleNamespace(
             of=lambda access: SimpleNamespace(credentials=None),
@@ -167,6 +168,7 @@ class Life:
         return Watch(stream, kinesis)
 
     async def read_certificates(self) -> list[str]:
+        self.while_certificates_are_read()
         read, self.new_certificates = self.new_certificates, []
         return read
 
@@ -778,6 +780,16 @@ def test_a_reload_takes_other_settings_into_effect_everywhere(live: Live, monkey
     told = events(log, "a setting exposes something to others", "settings read again")
     assert told[:2] == [danger, read]
     assert told[2:] == [danger, {**read, "changed": []}] * 2
+
+
+def test_a_stream_that_is_opened_while_a_reload_reads_certificates_keeps_what_needs_a_restart(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.while_certificates_are_read = life.client
+        answer = await life.daemon.reload()
+        assert [stream.settings.aggregation for stream in life.streams] == ["none"]
+        assert answer["needs_restart"] == ('defaults.aggregation: "none" -> "kpl"',)
+
+    live(story, load=lambda: Config(node=CONFIG.node, defaults=StreamSettings(aggregation="kpl")))
 
 
 def test_while_nobody_can_connect_a_reload_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
