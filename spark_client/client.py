@@ -69,6 +69,7 @@ TURN_SECONDS: Final = 0.5
 """How long a caller whose time-out has ended waits for its turn to ask the daemon for the reason."""
 BUSY: Final = "the client looks for its daemon, or another of its calls waits for room"
 CLOSED: Final = "the client was closed before the acknowledgement"
+CLOSED_MEANWHILE: Final = "the client was closed while this call waited"
 
 
 class Record(NamedTuple):
@@ -395,6 +396,8 @@ class _ConnectionThread:
                 future = None if gathered is None else gathered.add_record(row)
                 if gathered is not None and future is None:
                     self._room.wait()
+                    if self._ends:
+                        raise as_line(ConnectionFailed(CLOSED_MEANWHILE, code=Code.DAEMON_LOST))
             if gathered is None:
                 self._do(lambda connection: self._open(connection, stream), _clock(None))
             elif future is not None:
@@ -557,7 +560,7 @@ class _ConnectionThread:
             self._give_up(ConnectionFailed(CLOSED, code=Code.DAEMON_LOST))
             for step in left:
                 if step.done.set_running_or_notify_cancel():  # its caller may have been interrupted just now
-                    step.done.set_exception(as_line(ProducerdError("this client is closed")))
+                    step.done.set_exception(as_line(ConnectionFailed(CLOSED_MEANWHILE, code=Code.DAEMON_LOST)))
             self._woken.close()
             self._waker.close()
             unclosed.discard(self)

@@ -40,7 +40,7 @@ class StreamSummary:
     created_milliseconds: int = 0
     """Its StreamCreationTimestamp since 1970, or 0 if the answer has none."""
     endpoint_host: str = ""
-    """The host, with its port if it names one, that gave this answer."""
+    """The host that gave this answer, with the port and the path of the endpoint if it has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -409,6 +409,7 @@ def test_results_that_are_all_malformed_are_no_results() -> None:
     "answer",
     [
         b'{"a":%b,"Records":[]}',
+        b'{"a":%b,"Records":[0]}',
         b'{"Records":%b,"Records":[]}',
         b'{"Records":[%b]}',
         b'[{"Records":%b}]',
@@ -427,6 +428,7 @@ def test_results_in_another_place_are_no_results(answer: bytes) -> None:
     [
         (b"\xa1\x61a", b""),
         (b"\xa2\x67Records", b"\x67Records\x80"),
+        (b"\xa2\x61a", b"\x67Records\x81\0"),
         (b"\xa1\x67Records\x81", b""),
         (b"\x81\xa1\x67Records", b""),
         (b"\xa2\x67Records", b""),

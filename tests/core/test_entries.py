@@ -137,11 +137,12 @@ def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> 
         {"ErrorCode": ""},
         {"ErrorCode": 5},
         {"ErrorCode": ["X"], "ShardId": "b"},
+        {"ErrorCode": "ValidationException", "SequenceNumber": "1", "ShardId": "a"},
     ],
 )
-def test_a_result_that_names_neither_shard_nor_error_is_not_kinesis_s(result: object) -> None:
+def test_a_result_that_is_neither_a_place_nor_an_error_is_not_kinesis_s(result: object) -> None:
     """It is never a success.  Nor does it say that the entry is not stored."""
-    error = (NOT_KINESIS, "a result with neither a shard and a sequence number nor an error")
+    error = (NOT_KINESIS, "a result that is neither a shard and a sequence number nor an error alone")
     assert meanings(answer_of(stored("a"), result)) == ["a", error]
 
 
@@ -212,9 +213,8 @@ def test_a_sequence_number_that_is_none_says_nothing(number: object) -> None:
     assert (found.shards.tolist(), found.sequences) == ([0], (0,))
 
 
-def test_an_error_of_any_length_is_kept_in_500_characters_and_without_a_sequence_number() -> None:
-    result = failed("X" * 501, "m" * 501) | {"SequenceNumber": "7"}
-    answer = answer_of(result, stored("a"), failed("Y" * 500, "n" * 500))
+def test_an_error_of_any_length_is_kept_in_500_characters() -> None:
+    answer = answer_of(failed("X" * 501, "m" * 501), stored("a"), failed("Y" * 500, "n" * 500))
     assert answer.error_table == (("X" * 500, "m" * 500), ("Y" * 500, "n" * 500))
     assert (answer.shards.tolist(), answer.errors.tolist(), answer.sequences) == ([-1, 1, -1], [0, -1, 1], (0, 1))
 

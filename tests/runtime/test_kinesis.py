@@ -447,5 +447,6 @@ async def test_an_answer_whose_status_is_no_success_is_none() -> None:
 )
 async def test_what_a_summary_leaves_out_is_as_usual(more: dict[str, Any], expected: StreamSummary) -> None:
     answer = json.dumps({"StreamDescriptionSummary": {"StreamARN": "arn", **more}}).encode()
-    async with recording(answer) as (url, _), reaching(url) as kinesis:
-        assert await kinesis.describe_stream_summary(FLIGHTS) == replace(expected, endpoint_host=urlsplit(url).netloc)
+    async with recording(answer) as (url, _), reaching(f"{url}/blue/") as kinesis:
+        summary = await kinesis.describe_stream_summary(FLIGHTS)
+    assert summary == replace(expected, endpoint_host=f"{urlsplit(url).netloc}/blue")

@@ -142,11 +142,12 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
 def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
     """Return code and message of a result that does not say where its entry is stored.
 
-    A result that also has no code gets `NOT_KINESIS`, because it does not say that the entry was not stored.
+    A result that has no code, or a sequence number beside it, gets `NOT_KINESIS`, because it does not say that the entry
+    was not stored.
     """
     code = result.get("ErrorCode")
-    if not isinstance(code, str) or not code:
-        return NOT_KINESIS, "a result with neither a shard and a sequence number nor an error"
+    if not isinstance(code, str) or not code or result.get("SequenceNumber"):
+        return NOT_KINESIS, "a result that is neither a shard and a sequence number nor an error alone"
     return code[:MAX_TEXT], str(result.get("ErrorMessage"))[:MAX_TEXT]
 
 
@@ -216,11 +217,12 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 if not before.endswith(length := head(LIST, entries)):
                     return None
                 before = before.removesuffix(length) + head(LIST, 1)
-        # A number that does not occur before the results takes their place: cbor2 ignores bytes behind an answer's end.
-        number = 0
-        while form.numbers[number] in before:
+        # A number that occurs nowhere else in the answer takes the place of the results.  "Records" may be another list,
+        # and cbor2 ignores bytes behind an answer's end.
+        after, number = answer[end:], 0
+        while form.numbers[number] in before + after:
             number += 1
-        if form.loads(b"%b%b%b" % (before, form.numbers[number], answer[end:]))["Records"] != [number]:
+        if form.loads(b"%b%b%b" % (before, form.numbers[number], after))["Records"] != [number]:
             return None
     except (ValueError, LookupError, TypeError):
         return None

@@ -120,7 +120,8 @@ class AioKinesis:
     async def describe_stream_summary(self, address: Address) -> StreamSummary | RequestFailed:
         async def call() -> tuple[dict[str, Any], str]:
             client = await self._client.ready()
-            host = urlsplit(client.meta.endpoint_url).netloc.rpartition("@")[2]
+            endpoint = urlsplit(client.meta.endpoint_url)
+            host = endpoint.netloc.rpartition("@")[2] + endpoint.path.rstrip("/")  # one host may have many services
             return await client.describe_stream_summary(**address), host
 
         found = await self._ask(call, CONTROL_TIMEOUT_SECONDS)
