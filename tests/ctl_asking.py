@@ -48,6 +48,7 @@ class Replies:
         self._in_turn = list(in_turn)
         self._by_target = by_target or {}
         self.asked: list[tuple[Any, ...]] = []
+        self.may_take_seconds: float | None = None  # the last order
 
     def serve(self, monkeypatch: pytest.MonkeyPatch) -> Replies:
         """Let `producerctl` ask these replies instead of a daemon."""
@@ -68,6 +69,7 @@ class Replies:
         until_end: bool = False,
     ) -> Any:
         self.asked.append((target, given, True) if until_end else (target, given))
+        self.may_take_seconds = seconds
         if meanwhile is not None:
             meanwhile()
         return self._reply(target)

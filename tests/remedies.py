@@ -23,7 +23,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "for a proxy that cuts large bodies, or raise `request_timeout_seconds`.",
     "settings are refused, the old ones stay": "Fix what `problems` names, and reload again.",
     "nobody can connect any more": "The socket's file is gone. Do what `do` says; open sessions go on.",
-    "records were lost: their callers had gone": "Raise `drain_timeout_seconds`; see "
+    "records were lost: their callers had gone": "Send them again from their source; see "
     "[ProducerdRecordsAbandoned](runbook-pages.md#producerdrecordsabandoned).",
     "a job could not be sorted": f"Its frame fails with INTERNAL. {REPORT}",
     "a request could not be made": f"Its rows fail with INTERNAL. {REPORT}",

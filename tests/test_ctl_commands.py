@@ -61,10 +61,28 @@ def test_a_command_asks_the_daemon_once_and_says_its_answer(
         daemon = Replies(reply).serve(monkeypatch)
         code = ctl.main(command.split())
         output = capsys.readouterr()
-        assert daemon.asked == [asked]
+        assert daemon.asked == [*[("/status",)] * command.startswith("drain"), asked], "how long a drain may take"
         assert code == output.err.count("\n"), "it fails if there is a line on stderr"
         lines += [f"$ producerctl {command}" + f"  # {reply}" * (len(asked) > 1), output.out + output.err]
     snapshot("ctl_orders", "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "seconds"),
+    [
+        ("drain", {"drain_timeout_seconds": 40}, 80),
+        ("drain --timeout 2", {"drain_timeout_seconds": 40}, 42),
+        ("drain", {}, None),
+    ],
+)
+def test_a_drain_is_awaited_while_the_daemon_may_take_for_it(
+    command: str, told: dict[str, Any], seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It delivers its queues until the time-out, and then has `drain_timeout_seconds` for what is in flight."""
+    done = {"returned_records": 0, "undelivered_records": 0}
+    daemon = Replies(done, by_target={"/status": node(**told)}).serve(monkeypatch)
+    assert ctl.main(command.split()) == 0
+    assert daemon.may_take_seconds == seconds
 
 
 @pytest.mark.parametrize(

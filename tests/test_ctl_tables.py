@@ -14,13 +14,14 @@ from tests.snapshots import Snapshot
 def test_tables_show_each_number_in_its_column_and_what_is_wrong_below(snapshot: Snapshot) -> None:
     queue_full = stream(paused=True, reason="the queue is full", last_error="no\x1b[31m such\nstream")
     calm, broken = stream(stream="a", blocked_callers=0), stream(stream="z", health="broken")
-    left = stream(blocked_callers=0, records_without_caller=1, failed_reasons={"KMS": 1_000, "EXPIRED": 2})
+    lost = {"records_without_caller": 1, "lost_records": 1_003, "lost_as": "ACCESS_DENIED"}
+    left = stream(blocked_callers=0, failed_reasons={"KMS": 1_000, "EXPIRED": 2}, **lost)
     counts = {"ingest_records": 10_000, "delivered_records": 15_000, "delivered_bytes": 0, "record_retries": 20}
     before = node(stream(**counts, blocked_seconds=2.0), uptime_seconds=16.0)
     new = stream(stream="new", queue_records=0, queue_bytes=0, reason="it has just begun")
     shown = {
         "streams in trouble come first": status(node(calm, stream(stream="b"), queue_full, broken)),
-        "records whose caller has left, and failed ones": status(node(left)),
+        "records whose caller has left, lost and failed ones": status(node(left)),
         "a refused stream that nobody uses": status(node(stream(health="broken", sessions=0, queue_records=0))),
         "no stream": status(node()),
         "a node without credentials": status(node(unready="it has no credentials")),

@@ -122,7 +122,7 @@ class Diagnosis:
 
     @property
     def records_without_caller(self) -> int:
-        """The number of unfinished records whose callers have left: a stop loses those that it cannot store."""
+        """The number of unfinished records whose callers have left."""
         return sum([f.unsettled for f in self._sender.ledger.frames if f.owner is None and f.withdrawn_from != 0])
 
     def oldest_seconds(self, now: float) -> float:

@@ -66,9 +66,9 @@ class Ledger:
         if ttl_seconds < inf:
             self._expiring.setdefault(ttl_seconds, {})[frame] = None
         if self.draining and frame.owner is not None:
-            self.withdraw(frame, RETURNED, "returned")
+            self.withdraw(frame, RETURNED)
         elif self.has_failed(frame.session):
-            self.withdraw(frame, _PREDECESSOR_FAILED, "")
+            self.withdraw(frame, _PREDECESSOR_FAILED)
 
     def take_finished(self) -> list[Frame]:
         """Return the finished frames whose owner is still there, each once."""
@@ -111,7 +111,7 @@ class Ledger:
             frame.release_rows()
             self.budget.release(0, frame.row_charge_bytes)
         else:
-            self.withdraw(frame, end, "")
+            self.withdraw(frame, end)
 
     # ---- the order of a session
 
@@ -131,10 +131,10 @@ class Ledger:
         if frame.owner is not None:
             self.fail_session(frame.session)
         if not frame.finished:
-            self.withdraw(frame, _PREDECESSOR_FAILED, "", from_row)
+            self.withdraw(frame, _PREDECESSOR_FAILED, from_row)
         for other in [other for other in self.frames if other.session is frame.session]:
             if other.frame_id > frame.frame_id:
-                self.withdraw(other, _PREDECESSOR_FAILED, "")
+                self.withdraw(other, _PREDECESSOR_FAILED)
 
     # ---- rows leave a request unsettled
 
@@ -144,11 +144,11 @@ class Ledger:
             for frame in job.frames:
                 if frame.withdrawn_from is not None:
                     end, from_row = frame.withdrawn_as, frame.withdrawn_from
-                    self.withdraw(frame, end, "disconnected" if end is None else "returned", from_row)
+                    self.withdraw(frame, end, from_row)
                 elif self.draining and frame.owner is not None and not frame.finished:
-                    self.withdraw(frame, RETURNED, "returned")
+                    self.withdraw(frame, RETURNED)
                 elif otherwise is not None and not frame.finished and not frame.outlasts(otherwise):
-                    self.withdraw(frame, otherwise, "")
+                    self.withdraw(frame, otherwise)
 
     def retried(self, span: Span) -> Span:
         """Count rows that will be sent again.  Returns their span with one more attempt."""
@@ -187,7 +187,7 @@ class Ledger:
         for frames in list(self._expiring.values()):
             for frame in list(takewhile(lambda frame: frame.expires_at <= now, frames)):
                 if frame.withdrawn_from != 0:
-                    self.withdraw(frame, end, "")
+                    self.withdraw(frame, end)
 
     # ---- rows end
 
@@ -255,7 +255,7 @@ class Ledger:
             charge_bytes += span.job.release(span.buffer, count)
         self.budget.release(records, charge_bytes)
 
-    def withdraw(self, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
+    def withdraw(self, frame: Frame, end: RowEnd | None, from_row: int = 0) -> None:
         """End the rows of a frame that are in no request, and send none of its rows again.
 
         ``end`` None: the rows are dropped without a result.  ``from_row``: the rows before this number stay as they
@@ -278,7 +278,7 @@ class Ledger:
         if len(rows):
             self.budget.release(len(rows), 0)
             for chosen, row_end in _by_maybe(end, causes, rows):
-                self._end(frame, chosen, row_end, reason)
+                self._end(frame, chosen, row_end)
         failed = end is not None and end.outcome is not Outcome.RETURNED and end is not _PREDECESSOR_FAILED
         if failed and frame.unsettled < before:
             self._fail_followers(frame, from_row)
@@ -288,16 +288,19 @@ class Ledger:
         if len(positions):
             self.budget.release(0, job.end_queued(positions))
 
-    def _end(self, frame: Frame, rows: I32, end: RowEnd | None, reason: str = "") -> None:
+    def _end(self, frame: Frame, rows: I32, end: RowEnd | None) -> None:
         """End rows of a frame, given by their numbers in it, in another way than STORED."""
         if end is None:
             frame.drop(len(rows))
+            self.stats.discarded_records["disconnected"] += len(rows)
         else:
             frame.note_end(rows, end)
-        if end is None or end.outcome is Outcome.RETURNED:
-            self.stats.discarded_records[reason] += len(rows)
-        else:
-            self.stats.failed_records[end.code] += len(rows)
+            if frame.owner is None:
+                self.stats.lost(len(rows), end.code)
+            elif end.outcome is Outcome.RETURNED:
+                self.stats.discarded_records["returned"] += len(rows)
+            else:
+                self.stats.failed_records[end.code] += len(rows)
         self._finish(frame)
 
     def withdraw_all(self, end: RowEnd, *, unsorted: bool = False) -> None:
@@ -310,7 +313,7 @@ class Ledger:
             frames = [frame for frame in frames if frame not in self._jobs and frame not in self.sorting]
         # In reverse where the order is kept: otherwise the first frame's end would end the others as its followers.
         for frame in reversed(frames) if self._keeps_order else frames:
-            self.withdraw(frame, end, "")
+            self.withdraw(frame, end)
 
     def _finish(self, frame: Frame) -> None:
         if frame.finished and frame in self.frames:

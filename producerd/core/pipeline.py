@@ -207,7 +207,7 @@ class Pipeline:
         self.ledger.forget_session(owner)
         for frame in [frame for frame in self.ledger.frames if frame.owner is owner]:
             frame.disown()
-            self.ledger.withdraw(frame, None, "disconnected")
+            self.ledger.withdraw(frame, None)
         self._filling.drop_ended()
 
     def disown(self, owner: object) -> None:
@@ -229,16 +229,14 @@ class Pipeline:
         self.ledger.return_new_frames()
         self.sender.resume()
         for frame in [frame for frame in self.ledger.frames if frame.owner is not None]:
-            self.ledger.withdraw(frame, RETURNED, "returned")
+            self.ledger.withdraw(frame, RETURNED)
         self._filling.seal("drain")
 
-    def abandon(self) -> int:
-        """End every row at the deadline, when nothing is in flight.  Return how many had no caller to return to."""
+    def abandon(self) -> None:
+        """End every row at the deadline, when nothing is in flight.  A row that has no caller to return to is lost."""
         self.ledger.return_new_frames()
-        orphans = self.diagnosis.records_without_caller
         for frame in list(self.ledger.frames):
-            self.ledger.withdraw(frame, RETURNED, "returned" if frame.owner is not None else "abandoned")
-        return orphans
+            self.ledger.withdraw(frame, RETURNED)
 
     def take_finished(self) -> list[Frame]:
         """Return the frames whose last row has settled and whose owner is still connected, each frame once."""

@@ -78,6 +78,7 @@ class StreamStats:
     delivery_seconds: Histogram = field(default_factory=lambda: Histogram(DELIVERY_SECONDS_BOUNDS))
     failed_records: Counter[str] = field(default_factory=Counter)  # by code
     discarded_records: Counter[str] = field(default_factory=Counter)  # by reason: disconnected, returned, abandoned
+    lost_as: str = ""  # the code of the row that was abandoned last
     record_errors: Counter[str] = field(default_factory=Counter)  # by code: each failed send of each row
     attempts: Histogram = field(default_factory=lambda: Histogram(ATTEMPT_BOUNDS))  # sends of each stored row
     retried_records: int = 0
@@ -100,6 +101,11 @@ class StreamStats:
         return round(self.delivered_records * sent / self.user_records.sum) if sent else 0
 
     # ---- events
+
+    def lost(self, records: int, code: str) -> None:
+        """Count rows that ended in another way than stored, and whose callers had gone."""
+        self.discarded_records["abandoned"] += records
+        self.lost_as = code
 
     def accepted(self, records: int, bytes_: int) -> None:
         """Count an accepted frame."""

@@ -204,13 +204,15 @@ def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     if left:
         raise Failed(f"{count(left, 'record')} had not ended after {parsed.timeout:g} s; `producerctl status` says why")
     if any(ended[how] for ended in reply["streams"].values() for how in ("not_stored", "unknown", "returned")):
-        raise Failed("not all of them are stored; their callers know it")
+        raise Failed("not all of them are stored; their callers know it, unless they have left")
 
 
 def _drain(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     progress = partial(_progress, daemon, "left")
     given = {"timeout_seconds": parsed.timeout}
-    reply = daemon.post("/drain", given, progress, seconds=parsed.timeout, until_end=parsed.wait)
+    returning = daemon.get("/status").get("drain_timeout_seconds")  # a daemon of 0.2.0 does not send it
+    most = None if returning is None else returning + (returning if parsed.timeout is None else parsed.timeout)
+    reply = daemon.post("/drain", given, progress, seconds=most, until_end=parsed.wait)
     returned, undelivered = reply["returned_records"], reply["undelivered_records"]
     if undelivered:
         raise Failed(

@@ -202,7 +202,9 @@ def why_of(stream: Reply) -> Iterator[str]:
         is_used = stream.get("sessions", 1) or stream["queue_records"]  # a daemon of 0.1.0 does not send sessions
         yield effect if is_used else "no client has the stream open now"
     if left := stream.get("records_without_caller"):  # a daemon of 0.1.0 does not send it
-        yield f"{count(left, 'record')} of callers that have left: a stop loses those that the drain does not store"
+        yield f"{count(left, 'record')} of callers that have left: lost if they are refused or the daemon stops first"
+    if lost := stream.get("lost_records"):  # nor this
+        yield f"{count(lost, 'record')} of callers that had left were lost, the last one as {stream['lost_as']}"
     if reasons := stream.get("failed_reasons"):
         named = ", ".join(f"{code} {number:,}" for code, number in reasons.items() if number)
         yield f"failed since the daemon's start, as their callers know: {named}"

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from producerd import __version__
 from producerd.config import Config
 from producerd.config.text import as_toml
+from producerd.errors import Code, Refused
 from producerd.runtime import logs
 from producerd.runtime.aside import aside
 from producerd.runtime.sampling import MOST_SECONDS, StackSampler
@@ -87,6 +88,7 @@ class Commands:
             "troubles": self._node.troubles,
             "uptime_seconds": round(time.monotonic() - STARTED, 1),
             "log_level": logs.level(),
+            "drain_timeout_seconds": self._node.config.node.drain_timeout_seconds,
             "connections": self._node.connections,
             "node_queue_bytes": budget.used_bytes,
             "node_queue_limit_bytes": budget.limit_bytes,
@@ -159,7 +161,12 @@ class Commands:
         return await self._node.reload()
 
     def pause(self, name: str) -> JsonObject:
-        """Send nothing of a stream, from its first record on if it has settings.  Raise Refused for one too many."""
+        """Send nothing of a stream, from its first record on if it has settings.
+
+        Raise Refused for one too many, and while the daemon drains.
+        """
+        if self._node.state_name == "draining":
+            raise Refused("the daemon stops, and sends what it has", code=Code.DRAINING)
         stream = self._streams.open_listed(name) or self._stream(name)
         stream.pause(self._loop.time())
         return {"stream": name, "paused": True}
@@ -190,6 +197,8 @@ def _totals(stream: Stream, now: float) -> JsonObject:
         "delivered_bytes": stats.delivered_bytes,
         "failed_records": sum(stats.failed_records.values()),
         "failed_reasons": dict(stats.failed_records),
+        "lost_records": stats.discarded_records["abandoned"],
+        "lost_as": stats.lost_as,
         "discarded_records": sum(stats.discarded_records.values()),
         "record_retries": stats.retried_records,
         "oldest_record_seconds": round(stream.diagnosis.oldest_seconds(now), 1),

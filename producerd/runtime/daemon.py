@@ -146,10 +146,8 @@ class Daemon:
             await carrying
             await self._shutdown.say_last_words()
             returned, undelivered = drained.returned_records, drained.undelivered_records
-            if undelivered:
-                log.error("records were lost: their callers had gone", records=undelivered)
-                if self._rendered.are_scraped and self._owner is None:
-                    await self._shutdown.show_losses()
+            if undelivered and self._rendered.are_scraped and self._owner is None:
+                await self._shutdown.show_losses()
         self.state = State.STOPPED
         log.info("stopped", records_returned=returned, records_without_a_caller_undelivered=undelivered)
         return 1 if undelivered else 0
@@ -235,6 +233,7 @@ class Daemon:
         self.config = read.config
         self._connections.fit(read.config.node)
         self.streams.reload(read.config, self._loop.time())
+        self._shutdown.settings_changed()
         self._metrics.reload(read.config, limit.bytes)
         logs.reconfigure(read.config.node.log_level)
         for danger in dangers(read.config):

@@ -52,7 +52,7 @@ class Drained:
     empties_for_seconds: float | None = None
     returned_records: int = 0
     undelivered_records: int = 0
-    """Records that are lost, because they had no caller to return to."""
+    """Records that draining lost, because they had no caller to return to."""
 
 
 class Shutdown:
@@ -72,6 +72,7 @@ class Shutdown:
         self._signals = 0
         self._drains = False
         self._emptying: asyncio.Timeout | None = None
+        self._returning: tuple[float, asyncio.Timeout] | None = None  # since when, and how long at most
         self._step_ends = asyncio.Event()  # the present step of draining
         self._settled = asyncio.Event()
         self._hurried = asyncio.Event()  # by a second signal
@@ -92,7 +93,8 @@ class Shutdown:
             self._hurried.set()
         else:
             log.info("draining", signal=name, seconds=self._node().drain_timeout_seconds)
-        if self.asked.is_set():
+        empties = self.asked.is_set() and self._returning is None
+        if self._signals > 1 or empties:
             self._step_ends.set()
         self.asked.set()
 
@@ -134,6 +136,13 @@ class Shutdown:
             log.info("draining", idle_for_seconds=seconds)
             self.asked.set()
 
+    def settings_changed(self) -> None:
+        """Follow another `drain_timeout_seconds`, also while rows are returned."""
+        if self._returning is not None:
+            since, time_left = self._returning
+            with suppress(RuntimeError):  # it has ended
+                time_left.reschedule(since + self._node().drain_timeout_seconds)
+
     def look_whether_idle(self) -> None:
         """Notice whether nothing uses the daemon now."""
         self._idle_time.look(is_idle=not self._connections and self._streams.are_quiet, now=self._loop.time())
@@ -149,10 +158,10 @@ class Shutdown:
     async def drain_rows(self) -> Drained:
         """Finish requests and return rows, until all is done or the deadline has passed."""
         self._drains = True
-        seconds = self._node().drain_timeout_seconds
+        lost_before = {stream: stream.stats.discarded_records["abandoned"] for stream in self._streams}
         emptying_seconds = self._drained.empties_for_seconds or 0.0
         for session in list(self._connections):
-            session.announce_drain(seconds + emptying_seconds)
+            session.announce_drain(self.most_seconds)
         now = self._loop.time()
         for stream in self._streams:
             stream.gate.refuse_all(Refusal(Code.DRAINING, "the daemon stops"), now)
@@ -162,18 +171,21 @@ class Shutdown:
             self._emptying = asyncio.timeout(emptying_seconds)
             await self._quiet_within(self._emptying)
             self._emptying = None
-            if not self._hurried.is_set():  # a second signal, maybe in the loop's same turn, ends every step
-                self._step_ends.clear()
+        if not self._hurried.is_set():  # a second signal, maybe in the loop's same turn, ends every step
+            self._step_ends.clear()
         for stream in self._streams:
             stream.return_rows()
-        if not await self._quiet_within(asyncio.timeout(seconds)):
-            log.warning("the deadline of draining has passed", seconds=seconds)
+        time_left = asyncio.timeout(self._node().drain_timeout_seconds)
+        self._returning = self._loop.time(), time_left
+        if not await self._quiet_within(time_left):
+            log.warning("the deadline of draining has passed", seconds=self._node().drain_timeout_seconds)
         await self._dispatcher.give_up()
-        self._drained.undelivered_records = sum([stream.pipeline.abandon() for stream in self._streams])
         for stream in self._streams:
+            stream.pipeline.abandon()
             stream.settle(self._loop.time())
-        stats = [stream.stats for stream in self._streams]
-        self._drained.returned_records = sum([each.discarded_records["returned"] for each in stats])
+            ended = stream.stats.discarded_records
+            self._drained.returned_records += ended["returned"]
+            self._drained.undelivered_records += ended["abandoned"] - lost_before.get(stream, 0)
         self._settled.set()
         return self._drained
 

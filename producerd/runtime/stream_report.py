@@ -57,6 +57,7 @@ class StreamReport:
         self._went_plain_at: float | None = None
         self._told_format = False
         self._told_body_limit = False
+        self._told_lost_records = 0
 
     def learn_capacity_mode(self, capacity_mode: str) -> None:
         """Note the capacity mode that the stream's summary shows."""
@@ -68,6 +69,7 @@ class StreamReport:
         self._tell_plain(now)
         self._tell_format()
         self._tell_body_limit(now)
+        self._tell_losses()
         self._look_what_holds(now)
 
     def refusal_forgotten(self) -> None:
@@ -300,6 +302,12 @@ class StreamReport:
                 message=refusal.message,
                 **request_values(refusal.request_id),
             )
+
+    def _tell_losses(self) -> None:
+        stats = self._pipeline.stats
+        if lost := stats.discarded_records["abandoned"] - self._told_lost_records:
+            self._told_lost_records += lost
+            log.error("records were lost: their callers had gone", stream=self.name, records=lost, code=stats.lost_as)
 
     def _tell_body_limit(self, now: float) -> None:
         """Log that a proxy refuses large requests, once only smaller ones pass for a while, and when that has ended."""

@@ -278,12 +278,12 @@ def an_acknowledgement_before_the_last_row(patch: pytest.MonkeyPatch) -> None:
 
 @breaks("Row", **ROOMY)
 def rows_of_a_caller_that_vanished_are_discarded_in_flight(patch: pytest.MonkeyPatch) -> None:
-    def withdraw(self: Ledger, frame: Frame, end: RowEnd | None, reason: str, from_row: int = 0) -> None:
-        if reason == "disconnected" and (job := self._jobs.get(frame)) is not None:
+    def withdraw(self: Ledger, frame: Frame, end: RowEnd | None, from_row: int = 0) -> None:
+        if end is None and (job := self._jobs.get(frame)) is not None:
             rows = job.positions_of(frame)
             rows = rows[job.state[rows] == IN_REQUEST]
             job.state[rows] = QUEUED
-        really(self, frame, end, reason, from_row)
+        really(self, frame, end, from_row)
 
     really = replace_method(patch, Ledger, "withdraw", withdraw)
 
@@ -448,7 +448,7 @@ def only_the_oldest_frames_expire(patch: pytest.MonkeyPatch) -> None:
     def expire(self: Ledger, now: float, end: RowEnd) -> None:
         for frame in list(takewhile(lambda frame: frame.expires_at <= now, self.frames)):
             if frame.withdrawn_from != 0:
-                self.withdraw(frame, end, "")
+                self.withdraw(frame, end)
 
     patch.setattr(Ledger, "expire", expire)
 

@@ -22,6 +22,7 @@ from producerd.config.text import as_toml
 from producerd.core.budget import NodeBudget
 from producerd.core.shards.hash_keys import MAX_HASH_KEY
 from producerd.core.shards.shard_map import Shard, ShardMap
+from producerd.errors import Refused
 from producerd.runtime import commands as module
 from producerd.runtime import logs
 from producerd.runtime.commands import Commands, NoSuchStream
@@ -73,8 +74,9 @@ class Flushed:
         return {"open": 0 if self.done.is_set() else 5}
 
 
-def commands_of(*streams: Any) -> Commands:
+def commands_of(*streams: Any, state_name: str = "serving") -> Commands:
     node: Any = Node()
+    node.state_name = state_name
     known: Any = Streams(*streams)
     return Commands(node, known)
 
@@ -103,6 +105,7 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals(monkeypat
     stats.delivered_records, stats.delivered_bytes, stats.retried_records = 30, 3_000, 6
     stats.failed_records.update({"KMS": 2, "EXPIRED": 3})
     stats.discarded_records.update({"returned": 4, "disconnected": 1})
+    stats.lost(7, "EXPIRED")
     monkeypatch.setattr(type(stream.pipeline.diagnosis), "oldest_seconds", lambda *_: 12.3456)
     monkeypatch.setattr(type(stream.gate), "active_seconds", lambda *_: 10.3456)
     status = commands_of(stream).status()
@@ -115,6 +118,7 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals(monkeypat
         "troubles": ["its clock is off"],
         "uptime_seconds": 12.3,
         "log_level": logs.level(),
+        "drain_timeout_seconds": 60,
         "connections": 3,
         "node_queue_bytes": 12_345,
         "node_queue_limit_bytes": 1 << 30,
@@ -127,7 +131,9 @@ async def test_the_status_has_the_node_and_each_stream_with_its_totals(monkeypat
         "delivered_bytes": 3_000,
         "failed_records": 5,
         "failed_reasons": {"KMS": 2, "EXPIRED": 3},
-        "discarded_records": 5,
+        "lost_records": 7,
+        "lost_as": "EXPIRED",
+        "discarded_records": 12,
         "record_retries": 6,
         "oldest_record_seconds": 12.3,
         "blocked_seconds": 10.3,
@@ -220,6 +226,11 @@ async def test_a_stream_is_paused_and_resumed() -> None:
     assert stream.pipeline.paused
     assert orders.resume("flights") == {"stream": "flights", "paused": False}
     assert not stream.pipeline.paused
+
+
+async def test_a_draining_daemon_says_that_it_pauses_nothing() -> None:
+    with pytest.raises(Refused, match="the daemon stops, and sends what it has"):
+        commands_of(flights(), state_name="draining").pause("flights")
 
 
 async def test_a_flush_of_all_streams_waits_for_each() -> None:

@@ -21,6 +21,7 @@ import producerd.runtime.daemon as module
 from producerd import __version__
 from producerd.config import Config, NodeSettings, StreamSettings
 from producerd.config.cgroup import MemoryLimit
+from producerd.core.sending.answers import RequestFailed
 from producerd.errors import Code, ConfigurationError, Refused
 from producerd.runtime import allocator, logs, rendering
 from producerd.runtime import streams as streams_module
@@ -444,6 +445,10 @@ ENDS: Final[dict[str, tuple[str, float, list[str], int]]] = {
     "a signal ends the emptying, and then a drain shortens nothing": (
         *("0 drain 10, 2 SIGTERM, 3 drain 3", 32.0, ["producerctl 10", "SIGTERM 30", "deadline 30"], 5),
     ),
+    "a signal leaves what comes after the emptying its time": (
+        *("0 drain 2, 4 SIGTERM", 32.0, ["producerctl 2", "SIGTERM 30", "deadline 30"], 5),
+    ),
+    "a reload gives it another time": ("0 SIGTERM, 20 reload", 40.0, ["SIGTERM 30", "deadline 40"], 5),
     "two signals in one turn of the loop end the emptying and what comes after it": (
         *("0 drain 10, 2 SIGTERM, 2 SIGINT", 2.0, ["producerctl 10", "SIGTERM 30", "SIGINT at once"], 5),
     ),
@@ -477,13 +482,16 @@ def test_a_drain_ends_with_its_rows_or_at_its_deadline_or_when_it_is_hurried(liv
                     given = float(seconds[0]) if seconds else None
                     asked.append(asyncio.create_task(life.daemon.drain_and_stop(given)))
                     await turns()
+                case "reload":
+                    await life.daemon.reload()
                 case _:
                     life.signal(signal.Signals[what])
         assert await life.ends() == (0, ends_at)
         assert [drained.returned_records for drained in await asyncio.gather(*asked)] == [returned] * len(asked)
 
-    _, *log, last = live(story, owned="owner" in case)
-    assert [in_words(line) for line in log] == logged
+    config = with_node(drain_timeout_seconds=40)
+    _, *log, last = live(story, owned="owner" in case, load=lambda: config if "reload" in steps else CONFIG)
+    assert [in_words(line) for line in log if line["event"] != "settings read again"] == logged
     assert last == stopped(returned)
 
 
@@ -544,9 +552,9 @@ def test_what_the_deadline_ends_is_acknowledged_before_anything_else_happens(
         (stream,) = life.streams
         abandon, settle = stream.pipeline.abandon, stream.settle
 
-        def note_abandon() -> int:
+        def note_abandon() -> None:
             calls.append("abandon")
-            return abandon()
+            abandon()
 
         def note_settle(now: float) -> bool:
             calls.append("settle")
@@ -612,7 +620,7 @@ def test_the_operator_has_the_queues_emptied_first_and_then_the_rest_returned(li
 
     log = live(story)
     assert drained == [Drained(10.0, returned_records=5, undelivered_records=5)]
-    assert log[-2:] == [LOST, stopped(returned=5, lost=5)]
+    assert log[-1] == stopped(returned=5, lost=5)
 
 
 def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> None:
@@ -631,7 +639,31 @@ def test_what_lingers_is_delivered_when_the_queues_are_emptied(live: Live) -> No
 # ---- lost records
 
 
-LOST: Final = {"event": "records were lost: their callers had gone", "log_level": "error", "records": 5}
+LOST: Final[dict[str, Any]] = {
+    "event": "records were lost: their callers had gone",
+    "log_level": "error",
+    "stream": "flights",
+    "records": 5,
+    "code": Code.DRAINING,
+}
+
+
+def test_records_that_expire_without_a_caller_are_lost_whether_the_daemon_stops_or_not(live: Live) -> None:
+    async def story(life: Life) -> None:
+        life.service.fails = RequestFailed(Code.UNREACHABLE, "down", maybe_stored=False)
+        for stops in (False, True):
+            client = life.client(deliver=True)
+            life.put(client)
+            client.protocol.connection_lost(None)
+            await turns()
+            if stops:
+                life.signal()
+            await asyncio.sleep(11.0)
+            assert events(life.log, LOST["event"]) == [{**LOST, "code": Code.EXPIRED}] * (1 + stops)
+        assert await life.ends() == (1, 22.0)
+
+    config = Config(node=CONFIG.node, defaults=StreamSettings(record_ttl_seconds=10))
+    assert live(story, config)[-1] == stopped(lost=5)
 
 
 @pytest.mark.parametrize(
@@ -651,7 +683,7 @@ def test_a_daemon_that_is_scraped_and_loses_records_waits_for_a_last_scrape(
         life.signal()
         assert await life.ends() == (1, ends_at)
 
-    assert live(story, owned=owned)[-2:] == [LOST, stopped(lost=5)]
+    assert live(story, owned=owned)[-1] == stopped(lost=5)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0])

@@ -156,18 +156,17 @@ class Simulation(Events):
         self.fractions.append((self.now, rules.shard_rate_fraction))
         self.least_request_records = min(self.least_request_records, rules.entries.request_max_records)
 
-    def give_up(self) -> int:
+    def give_up(self) -> None:
         """The deadline of a drain: every request is given up, and every row that is left ends."""
         self.gave_up = True
         self.run(inf, stop=lambda: not self._busy)
         for request in list(self.pipeline.sender.in_flight):
             failed = RequestFailed(Code.UNREACHABLE, "given up", maybe_stored=request.encoded is not None)
             self.complete(request, failed)
-        orphans = self.pipeline.abandon()
+        self.pipeline.abandon()
         self._settle()
         self.laws.hold()
         self.gave_up = False  # if anything could still be sent, it would
-        return orphans
 
     # ---- what the laws ask
 

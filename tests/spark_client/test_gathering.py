@@ -217,9 +217,12 @@ def test_closing_ends_every_future_and_every_call(daemon: FakeDaemon) -> None:
     thread = client_threads()[-1]
     waiting = put_behind_a_reserve(client, daemon)
     gathered = [client.put("x"), client.put("x")]
-    with calling(lambda: client.put("y")) as errors, calling(lambda: client.put("z", timeout_seconds=60)) as others:
-        with pytest.raises(FlushTimeout, match="3 records are not ack"):
-            client.close(0.5)
+    with (
+        calling(lambda: client.put("y")) as errors,
+        calling(lambda: client.put("z", timeout_seconds=60)) as others,
+        pytest.raises(FlushTimeout, match="3 records are not ack"),
+    ):
+        client.close(0.5)
     assert [type(error) for error in (*errors, *others)] == [ConnectionFailed] * 2, "of room, and of a turn"
     thread.join(10)
     with pytest.raises(RecordsFailed, match="3 records failed since the last flush"):

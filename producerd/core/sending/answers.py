@@ -142,8 +142,8 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
 def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
     """Return code and message of a result that does not say where its entry is stored.
 
-    A result that has no code, or a sequence number beside it, gets `NOT_KINESIS`, because it does not say that the entry
-    was not stored.
+    A result that has no code, or has a sequence number beside it, gets `NOT_KINESIS`, because it does not say that the
+    entry was not stored.
     """
     code = result.get("ErrorCode")
     if not isinstance(code, str) or not code or result.get("SequenceNumber"):
@@ -217,8 +217,8 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 if not before.endswith(length := head(LIST, entries)):
                     return None
                 before = before.removesuffix(length) + head(LIST, 1)
-        # A number that occurs nowhere else in the answer takes the place of the results.  "Records" may be another list,
-        # and cbor2 ignores bytes behind an answer's end.
+        # A number that occurs nowhere else in the answer takes the place of the results, since "Records" may be another
+        # list, and cbor2 ignores bytes behind an answer's end.
         after, number = answer[end:], 0
         while form.numbers[number] in before + after:
             number += 1
