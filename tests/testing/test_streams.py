@@ -6,7 +6,7 @@ import pytest
 
 from producerd.testing import FakeKinesis
 from producerd.testing.streams import HASH_END, equal_edges
-from tests.testing.calls import SHARDS, call, entry, error, put, results, service, shards_listed
+from tests.testing.calls import SHARDS, call, entry, error, put, results, service
 
 
 def numbers(reply: object) -> list[int]:
@@ -33,14 +33,6 @@ def test_edges_that_leave_a_gap_are_refused(edges: list[int]) -> None:
     with pytest.raises(ValueError, match="3 shards and 2 edges"):
         kinesis.create_stream("s", 3, edges=[0, 1])
     assert kinesis.streams == {}
-
-
-def test_a_stream_made_again_has_the_same_shard_ids_and_any_other_ranges() -> None:
-    kinesis, _ = service(shards=2)
-    kinesis.delete_stream("s")
-    again = kinesis.create_stream("s", edges=[0, 7])
-    assert [shard.start for shard in again.open_shards] == [0, 7]
-    assert shards_listed(kinesis, 0.0) == SHARDS[:2]
 
 
 def test_sequence_numbers_have_56_digits_and_rise_over_deletion() -> None:
