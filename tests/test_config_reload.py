@@ -128,14 +128,6 @@ def test_each_value_comes_from_where_it_is_given() -> None:
     assert 'region = "eu-west-1"' in as_toml(config, origins=True)
 
 
-def test_a_second_reload_goes_from_what_is_in_effect() -> None:
-    """Each reload reports again which settings wait for a restart."""
-    found = reloaded([], ["log_format=json", "queue_limit=5"])
-    again = reload(found.config, settings("log_format=json", "queue_limit=5"), ())
-    assert (again.changes, again.needs_restart) == ((), ('log_format: "text" -> "json"',))
-    assert again.config == found.config
-
-
 @pytest.mark.promise("open-stream-table-gone")
 def test_an_open_stream_whose_table_is_gone_is_not_open_to_everybody() -> None:
     found = reloaded(["streams.orders.allowed_uids=7"], [], "orders")
