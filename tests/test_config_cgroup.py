@@ -50,19 +50,6 @@ def system(tmp_path: Path) -> System:
     return System(tmp_path)
 
 
-def test_a_systemd_unit_with_memory_max_under_version_2(system: System) -> None:
-    limit = system.limit(
-        "0::/system.slice/producerd.service\n",
-        v2(),
-        {
-            "/sys/fs/cgroup/system.slice/memory.max": "max",
-            "/sys/fs/cgroup/system.slice/producerd.service/memory.max": "1073741824",
-        },
-    )
-    path = system.path / "sys/fs/cgroup/system.slice/producerd.service/memory.max"
-    assert limit == MemoryLimit(1024 * MIB, str(path))
-
-
 def test_a_slice_may_have_less_than_what_lies_in_it(system: System) -> None:
     limit = system.limit(
         f"0::{POD}/cri-containerd-{CONTAINER}.scope\n",

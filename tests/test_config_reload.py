@@ -78,13 +78,6 @@ def test_what_streams_have_from_the_defaults_is_said_once() -> None:
     assert found.changes == ("defaults.queue_limit: 1000000 -> 7",)
 
 
-def test_tables_that_come_and_go() -> None:
-    found = reloaded(["streams.gone.queue_limit=5"], ["streams.new.queue_limit=6"])
-    assert set(found.config.streams) == {"new"}
-    assert found.changes == ('streams."gone": removed', 'streams."new": added')
-    assert found.needs_restart == ()
-
-
 @pytest.mark.promise("defaults-those-open")
 def test_a_table_that_is_gone_stays_while_its_open_stream_cannot_do_without() -> None:
     found = reloaded(["streams.a.stream_name=other", "streams.a.queue_limit=5"], ["queue_limit=6"], "a")
@@ -133,14 +126,6 @@ def test_each_value_comes_from_where_it_is_given() -> None:
         'streams."b".linger_seconds': "--set",
     }
     assert 'region = "eu-west-1"' in as_toml(config, origins=True)
-
-
-def test_a_second_reload_goes_from_what_is_in_effect() -> None:
-    """Each reload reports again which settings wait for a restart."""
-    found = reloaded([], ["log_format=json", "queue_limit=5"])
-    again = reload(found.config, settings("log_format=json", "queue_limit=5"), ())
-    assert (again.changes, again.needs_restart) == ((), ('log_format: "text" -> "json"',))
-    assert again.config == found.config
 
 
 @pytest.mark.promise("open-stream-table-gone")

@@ -11,8 +11,6 @@ import pytest
 from producerd import ctl
 from producerd.config import load
 from producerd.ctl.address import admin_paths, client_path
-from tests.admin_stub import admin_socket
-from tests.daemon import directory
 
 ENVIRONMENTS = [
     {"PRODUCERD_SOCKET": "/x/a.sock"},
@@ -80,13 +78,3 @@ def test_a_python_without_tomllib_goes_by_the_environment(monkeypatch: pytest.Mo
     environ = {"PRODUCERD_CONFIG": str(tmp_path / "producerd.toml")}
     assert admin_paths(environ) == ["/run/producerd/producerd.admin.sock"]
     assert admin_paths({**environ, "PRODUCERD_SOCKET": "/x/a.sock"}) == ["/x/a.admin.sock"]
-
-
-def test_the_probe_of_a_container_with_a_socket_of_its_own_finds_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with directory() as path, admin_socket(path / "a.admin.sock", {"/status": {"state": "serving", "unready": None}}):
-        monkeypatch.delenv("PRODUCERD_ADMIN_SOCKET", raising=False)
-        monkeypatch.setenv("PRODUCERD_SOCKET", str(path / "a.sock"))
-        assert ctl.main(["ready"]) == 0
-        assert capsys.readouterr().out == "ready\n"

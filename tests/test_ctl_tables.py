@@ -42,13 +42,6 @@ def test_rates_are_not_negative_and_no_caller_is_blocked_for_longer_than_always(
     assert (values["IN/S"], values["OF-TIME"]) == ("0", "100%")
 
 
-@pytest.mark.parametrize(("records", "size", "full"), [(3_000, 0, "50%"), (0, 3 << 20, "100%")])
-def test_a_queue_is_as_full_as_the_nearer_of_its_limits(records: int, size: int, full: str) -> None:
-    _, head, row = rates(node(stream(queue_records=records, queue_bytes=size)), node(uptime_seconds=0.0))
-    assert f" {full} " in row
-    assert head.index("QUEUE") + len("QUEUE") == row.index(full) + len(full), "numbers end where their head ends"
-
-
 def test_shards_are_shown_with_those_first_for_which_most_waits(snapshot: Snapshot) -> None:
     hot: dict[str, Any] = {"waiting_records": 2_000, "waiting_bytes": 5 << 19, "share": 0.9, "use": 1.0}
     several = [

@@ -1,17 +1,21 @@
-"""Fixtures: the fake service to which daemons send, and an environment that names no AWS of its own."""
+"""Fixtures: the fake service to which daemons send, an environment that names no AWS, timers, and a log."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import botocore.session
 import pytest
+import structlog
 
 from producerd.testing import FakeKinesis
 from producerd.testing.fake_kinesis import FakeServer, serve_in_thread
+from tests.runtime.timers import Timers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,3 +50,18 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret of testing")
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    """The timers of the running loop."""
+    timers = Timers()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
+    return timers
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    """The lines that are logged in a test."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines

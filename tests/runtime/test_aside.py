@@ -1,12 +1,10 @@
-"""Work in a thread of its own ends in the caller that waits for it, with its result or with its exception."""
+"""Work in a thread of its own ends in the caller that waits for it, and changes nothing if nobody does any more."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from typing import Any
-
-import pytest
 
 from producerd.runtime.aside import aside, begin_aside
 from tests.daemon import PATIENCE_SECONDS
@@ -17,18 +15,6 @@ async def test_the_result_of_work_in_another_thread_is_returned() -> None:
         thread = await aside(threading.current_thread)
     assert thread is not threading.current_thread()
     assert (thread.name, thread.daemon) == ("producerd-aside", True), "else a process would not end before it"
-
-
-async def test_what_the_work_raises_is_raised_in_the_caller() -> None:
-    error = OSError(5, "the drive is gone")
-
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(OSError, match="the drive is gone") as caught:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await aside(fail)
-    assert caught.value is error
 
 
 async def test_the_end_of_work_for_which_nobody_waits_any_more_changes_nothing() -> None:

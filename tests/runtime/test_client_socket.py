@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from producerd.runtime.client_socket import ClientDeadline
 from tests.runtime.timers import Timers
 
 Late = tuple[str, str, float]
-
-
-@pytest.fixture
-def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
-    timers = Timers()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
-    return timers
 
 
 def test_a_deadline_has_one_timer_and_none_after_its_end(timers: Timers) -> None:

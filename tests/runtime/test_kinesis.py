@@ -224,19 +224,6 @@ async def test_a_listing_whose_token_expires_is_begun_again_and_not_for_ever(tim
         assert len(requests) == MAX_PAGES
 
 
-async def test_the_summary_has_what_a_producer_needs_to_know() -> None:
-    fake = FakeKinesis()
-    fake.create_stream("flights", max_record_kib=10_240, now=1_700_000_000.0)
-    async with serve(fake) as server, reaching(server.url) as kinesis:
-        summary = await kinesis.describe_stream_summary(FLIGHTS)
-    assert isinstance(summary, StreamSummary)
-    assert summary.arn.endswith(":stream/flights")
-    assert summary.max_record_bytes == 10_240 * 1024
-    assert summary.record_distribution_strategy == "USER_PARTITION_KEY"
-    assert (summary.status, summary.mode, summary.kms_key) == ("ACTIVE", "PROVISIONED", "")
-    assert (summary.created_milliseconds, summary.endpoint_host) == (1_700_000_000_000, urlsplit(server.url).netloc)
-
-
 @pytest.mark.parametrize("status", [200, 503])
 @pytest.mark.parametrize("answer", [b"", b"{}", b"null", b"[]", b"<html>a proxy</html>", b"\xff\xfe"])
 async def test_an_answer_that_is_not_kinesiss_is_a_value_whoever_asked(answer: bytes, status: int) -> None:

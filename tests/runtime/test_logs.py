@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import fcntl
 import importlib
@@ -583,13 +582,6 @@ def test_an_exception_that_ends_the_daemon_is_its_last_line_and_a_wrong_setting_
 
 
 # ---- levels
-
-
-@pytest.fixture
-def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
-    timers = Timers()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
-    return timers
 
 
 def test_a_logger_made_before_follows_the_level_of_the_newest_configuration(running: Written) -> None:

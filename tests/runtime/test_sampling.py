@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import sys
 import threading
 import time
@@ -150,19 +149,6 @@ def test_it_looks_once_in_every_hundredth_of_a_second_until_the_time_is_over(mon
     ((stack, times),) = stacks.items()
     assert times == 4
     assert ":_sample:" in stack.rpartition(";")[2]
-
-
-def test_work_that_a_timer_repeats_is_seen_as_often_as_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at equal distances would fall always or never into a tenth of each hundredth of a second."""
-    busy, idle = frame(code_of("/loop.py", "busy"), 1), frame(code_of("/loop.py", "idle"), 1)
-    clock: Any = Slept()
-    monkeypatch.setattr(sampling, "time", clock)
-    drawn = itertools.cycle((2 * step + 1) / 20 for step in range(10))
-    monkeypatch.setattr(sampling, "random", drawn.__next__)
-    monkeypatch.setattr(sys, "_current_frames", lambda: {1: busy if clock.now % 0.01 < 0.001 else idle})
-    stacks = _sample(1, 20.0, threading.Event())
-    assert stacks.total() == 1_999
-    assert 0.08 < stacks["/loop.py:busy:1"] / stacks.total() < 0.12
 
 
 def test_it_looks_no_more_when_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

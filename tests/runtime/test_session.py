@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
-import structlog
 
 import producerd.runtime.session as module
 from producerd.core.rows.frame import RowEnd
@@ -74,12 +73,6 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def host() -> StandInHost:
     return StandInHost()
-
-
-@pytest.fixture
-def log() -> Iterator[list[Any]]:
-    with structlog.testing.capture_logs() as lines:
-        yield lines
 
 
 def line_of(event: str, level: str = "warning", client: str = TEST, **values: Any) -> dict[str, Any]:

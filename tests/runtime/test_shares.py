@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import structlog
 
 from producerd.runtime.users import shares as module
 from producerd.runtime.users.peers import Peer
@@ -281,12 +280,6 @@ async def test_the_frames_and_breaches_of_a_session_count_for_its_user() -> None
     assert by_breach.shares.has_time(session.client.peer, 0.0)
     tell(session, b"garbage " * 4)
     assert not by_breach.shares.has_time(session.client.peer, 0.0)
-
-
-@pytest.fixture
-def log() -> Iterator[list[Any]]:
-    with structlog.testing.capture_logs() as lines:
-        yield lines
 
 
 def test_a_flood_is_reported_once_a_minute_with_its_process(

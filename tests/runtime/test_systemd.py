@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -102,13 +101,6 @@ async def test_nobody_who_listens_is_told_nothing_and_children_inherit_nothing(a
     notifier.ready(lambda: "well")
     notifier.stopping()
     notifier.close()
-
-
-@pytest.fixture
-def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
-    timers = Timers()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: timers)
-    return timers
 
 
 def test_what_could_not_be_told_is_told_with_the_next_message(timers: Timers) -> None:

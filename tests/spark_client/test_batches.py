@@ -133,11 +133,6 @@ def test_a_key_may_be_any_bytes(kind: pa.DataType) -> None:
     assert received(frame) == [(b"\xff\x00", b"a", None), (b"", b"b", None)]
 
 
-def test_without_a_key_column_every_key_is_empty() -> None:
-    (frame,) = cut_up(Batch(batch_of(data=pa.array(["a", "b"]))))
-    assert received(frame) == [(b"", b"a", None), (b"", b"b", None)]
-
-
 @pytest.mark.parametrize(
     "hash_keys",
     [
@@ -188,17 +183,6 @@ def parts(batch: pa.RecordBatch, first_row: int = 0) -> list[tuple[str | None, l
     return [
         (stream, [data for _, data, _ in received(columns_of(part))], list(rows))
         for stream, part, rows in by_stream(batch, first_row)
-    ]
-
-
-def test_rows_are_grouped_by_their_stream_and_keep_their_order_and_numbers() -> None:
-    streams = pa.array(["b", "a", None, "b", "", "a", "b", None])
-    batch = batch_of(data=pa.array([b"%d" % i for i in range(8)]), stream=streams)
-    assert parts(batch, 100) == [
-        ("b", [b"0", b"3", b"6"], [100, 103, 106]),
-        ("a", [b"1", b"5"], [101, 105]),
-        (None, [b"2", b"7"], [102, 107]),
-        ("", [b"4"], [104]),
     ]
 
 

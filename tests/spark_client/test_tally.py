@@ -15,7 +15,6 @@ from spark_client.tally import Tally
 from tests.spark_client.fake_daemon import ack_of
 
 INVALID = RowCode(Outcome.NOT_STORED, Code.RECORD_INVALID, "data is null", judged=True)
-ONE = lay_out([b"k"], [b"x"])
 
 
 def settle(tally: Tally, *codes: RowCode, first: int = 0) -> Sequence[int]:
@@ -70,15 +69,6 @@ def test_bad_rows_come_before_the_good_ones_that_were_refused_with_them() -> Non
         (Code.RECORD_INVALID, 2),
         (Code.FRAME_REFUSED, 1),
     ]
-
-
-@pytest.mark.parametrize(("named", "stream"), [(None, "s"), ("", ""), ("another", "another")])
-def test_a_row_that_is_refused_before_it_is_sent_has_ended(named: str | None, stream: str) -> None:
-    tally = Tally()
-    for row in (7, 9):
-        tally.refuse(row, INVALID, "s", ONE, 0, named=named)
-    assert tally.failures == (RowFailure(Code.RECORD_INVALID, "data is null", 2, False, (7, 9), stream, True),)
-    assert (tally.records, tally.taken, tally.stored) == (2, 0, 0)
 
 
 def test_more_than_64_kinds_of_failure_are_counted_together() -> None:

@@ -14,7 +14,7 @@ from aws_kinesis_agg.aggregator import RecordAggregator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producerd.testing import FakeKinesis, Fault, ServiceError, UserRecord, deaggregate, hash_of
+from producerd.testing import FakeKinesis, Fault, UserRecord, deaggregate, hash_of
 from producerd.testing.aggregates import MAGIC, BrokenAggregate
 from producerd.testing.faults import ACTIONS
 from producerd.testing.rules import Kind
@@ -236,16 +236,6 @@ def test_a_stream_created_anew_has_the_same_shard_ids_and_another_birthday() -> 
 
 
 # Limits
-
-
-def test_a_bucket_gives_a_second_at_once_and_its_rate_over_time() -> None:
-    bucket = TokenBucket(10.0)
-    taken = 0
-    for tick in range(501):
-        while bucket.could_take(1.0, now=100.0 + tick / 100):
-            bucket.take(1.0)
-            taken += 1
-    assert taken == 10 + 5 * 10
 
 
 def test_what_is_larger_than_a_second_needs_a_full_bucket_and_leaves_a_debt() -> None:
@@ -706,12 +696,3 @@ def test_a_stream_is_described_with_its_shards_page_by_page() -> None:
     rest = answer(call(kinesis, "DescribeStream", ExclusiveStartShardId=last))["StreamDescription"]
     assert not rest["HasMoreShards"]
     assert [shard["ShardId"] for page in (first, rest) for shard in page["Shards"]] == SHARDS[:5]
-
-
-def test_what_the_server_refuses_is_answered_and_counted_and_stores_nothing() -> None:
-    kinesis, stream = service()
-    body = json.dumps({"StreamName": "s", "Records": [entry()]}).encode()
-    refused = ServiceError("ExpiredTokenException", "expired")
-    assert error(kinesis.handle("PutRecords", body, 0.0, refused)) == (400, "ExpiredTokenException", "expired")
-    assert kinesis.replies == {"ExpiredTokenException": 1}
-    assert stream.entries() == []

@@ -6,7 +6,7 @@ import pytest
 
 from producerd.testing import FakeKinesis
 from producerd.testing.streams import HASH_END, equal_edges
-from tests.testing.calls import SHARDS, call, entry, error, put, results, service, shards_listed
+from tests.testing.calls import SHARDS, call, entry, error, put, results, service
 
 
 def numbers(reply: object) -> list[int]:
@@ -35,24 +35,6 @@ def test_edges_that_leave_a_gap_are_refused(edges: list[int]) -> None:
     assert kinesis.streams == {}
 
 
-def test_a_stream_made_again_has_the_same_shard_ids_and_any_other_ranges() -> None:
-    kinesis, _ = service(shards=2)
-    kinesis.delete_stream("s")
-    again = kinesis.create_stream("s", edges=[0, 7])
-    assert [shard.start for shard in again.open_shards] == [0, 7]
-    assert shards_listed(kinesis, 0.0) == SHARDS[:2]
-
-
-def test_sequence_numbers_have_56_digits_and_rise_over_deletion() -> None:
-    kinesis, _ = service(shards=1)
-    first = numbers(put(kinesis, entry(), entry()))
-    kinesis.delete_stream("s")
-    stream = kinesis.create_stream("s", 1)
-    second = numbers(put(kinesis, entry()))
-    assert first[0] < first[1] < int(stream.shards[0].first_sequence) < second[0]
-    assert {len(str(number)) for number in first + second} == {56}
-
-
 def test_sequence_numbers_begin_above_the_time_of_creation_so_that_those_of_an_earlier_process_are_lower() -> None:
     placed = []
     for now in (1_700_000_000.0, 1_700_000_001.0):
@@ -61,15 +43,17 @@ def test_sequence_numbers_begin_above_the_time_of_creation_so_that_those_of_an_e
     assert placed == sorted(placed)
 
 
-def test_sequence_numbers_restart_where_that_is_asked_for() -> None:
+def test_sequence_numbers_restart_where_that_is_asked_for_and_else_rise_over_deletion() -> None:
     kinesis, _ = service(shards=1)
     first = numbers(put(kinesis, *[entry()] * 9))
     kinesis.delete_stream("s")
     kinesis.create_stream("s", 1, restart_sequences=True, now=9.0)
     assert numbers(put(kinesis, entry())) == first[:1]
     kinesis.delete_stream("s")
-    kinesis.create_stream("s", 1)
-    assert numbers(put(kinesis, entry()))[0] > first[-1]
+    stream = kinesis.create_stream("s", 1)
+    (last,) = numbers(put(kinesis, entry()))
+    assert first[-1] < int(stream.shards[0].first_sequence) < last
+    assert {len(str(number)) for number in (*first, last)} == {56}
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 8), (4, 2), (3, 2), (2, 3), (5, 5), (7, 10)])
