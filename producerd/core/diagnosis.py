@@ -103,7 +103,9 @@ class Diagnosis:
             return Holding("service")
         fullest = fullest_of(sender.lanes)
         if fullest is None or (fullest.lane.ready_at(now) <= now and not fullest.lane.is_paced(now)):
-            return Holding("in_flight" if sender.held_by_node or not sender.has_room else "daemon")
+            waits = sender.held_by_node or not sender.has_room or self._most_are_in_flight
+            slow = fullest is not None and fullest.lane.alone and not sender.in_flight.takes_slow
+            return Holding("in_flight" if waits or slow else "daemon")
         lane, share = fullest
         if lane.map_until is not None and now < lane.map_until:
             return Holding("shard_map")
@@ -117,6 +119,11 @@ class Diagnosis:
         if lane.waits_for_answers:
             return Holding("in_flight")
         return Holding("shard_rate", by_records=by_records, throttled=throttled)
+
+    @property
+    def _most_are_in_flight(self) -> bool:
+        in_flight = sum([_count(request.spans, IN_REQUEST) for request in self._sender.in_flight])
+        return 2 * in_flight > self._sender.ledger.budget.used_records
 
     # ---- rows and requests
 

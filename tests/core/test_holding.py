@@ -17,6 +17,7 @@ from producerd.core.holding import Facts, Holding, Limit, sentence
 from producerd.errors import Code
 from producerd.testing import hash_of
 from producerd.wire.columns import Columns, lay_out
+from tests.core.stories import Desk
 from tests.simulation.setting import ADDRESS
 from tests.simulation.shards_world import World
 from tests.snapshots import Snapshot
@@ -138,6 +139,23 @@ def test_the_only_shard_is_never_hot() -> None:
     """Where there is nothing to spread keys over, more shards are the answer."""
     world = loaded(World(shards=1, limit_records=1_000), hot=0.9)
     assert {holding.cause for holding in looks(world, 2.0)} == {"shard_rate"}
+
+
+def test_a_queue_of_which_more_than_half_has_no_answer_waits_for_answers() -> None:
+    desk = Desk()
+    desk.queue(10)
+    desk.send()
+    desk.queue(9)
+    assert desk.holding().cause == "in_flight"
+    desk.queue(1)
+    assert desk.holding().cause == "daemon"
+
+
+def test_slow_answers_are_named_where_no_slow_shard_may_have_another_request() -> None:
+    world = World(shards=4, limit_records=1_000)
+    world.kinesis.latency_seconds = (2.0, 3.0)
+    causes = Counter(holding.cause for holding in looks(loaded(world), 20.0))
+    assert causes["in_flight"] >= 0.9 * causes.total(), causes
 
 
 def facts(**known: Any) -> Facts:
