@@ -114,7 +114,7 @@ class Streams:
             raise Refused(why, code=Code.NOT_AUTHORIZED)
         if stream is None:
             _check_name(name)
-            self._forget_unused()
+            self._forget_unused(name, uid)
         self._check_share(name, stream, uid)
         return stream or self._make(name, uid)
 
@@ -142,7 +142,7 @@ class Streams:
         """
         stream = self._known.get(name)
         if stream is None and name in self.config.streams:
-            self._forget_unused()
+            self._forget_unused(name, None)
             stream = self._make(name, None)
         return stream
 
@@ -214,12 +214,15 @@ class Streams:
         """Raise Refused if the user's clients have all streams open that they may, and this would be one more."""
         if name in self.config.streams or (stream is not None and uid in stream.users):
             return
-        max_streams = self.config.node.max_streams
-        most = self._tuning.most_of_a_user(max_streams)
-        if self._streams_of(uid) >= most:
-            limit = f"a user's part of max_streams = {max_streams}: {most}"
+        if self._has_part(uid):
+            max_streams = self.config.node.max_streams
+            limit = f"a user's part of max_streams = {max_streams}: {self._tuning.most_of_a_user(max_streams)}"
             message = f"{limit} streams are open for user id {uid}, listed ones not counted"
             raise Refused(message, code=Code.STREAM_LIMIT)
+
+    def _has_part(self, uid: int | None) -> bool:
+        """Return whether a user has as many streams as one may, listed ones not counted."""
+        return self._streams_of(uid) >= self._tuning.most_of_a_user(self.config.node.max_streams)
 
     def _is_of(self, stream: Stream, uid: int | None) -> bool:
         """Return whether a stream counts for a user: who has it open, or has opened one that never worked.
@@ -239,8 +242,8 @@ class Streams:
             if stream.name not in self.config.streams and stream.pipeline.idle and not stream.pipeline.paused
         ]
 
-    def _forget_unused(self) -> None:
-        """If the table is full, forget a stream that no client has open, to make place for a new one.
+    def _forget_unused(self, name: str, uid: int | None) -> None:
+        """If the table, or the user's part of it, is full, forget a stream of it that no client has open.
 
         First goes one that never worked, because most such names are misspelt, and then the longest idle one.
         """
@@ -249,8 +252,9 @@ class Streams:
             since = stream.idle_since
             return _works(stream), inf if since is None else since
 
-        if len(self) >= self.config.node.max_streams:
-            unused = [stream for stream in self._may_go() if not stream.is_open]
+        has_part = name not in self.config.streams and self._has_part(uid)
+        if has_part or len(self) >= self.config.node.max_streams:
+            unused = [one for one in self._may_go() if not one.is_open and (self._is_of(one, uid) or not has_part)]
             if unused:
                 self._forget(min(unused, key=rank))
 

@@ -84,6 +84,13 @@ def opens(streams: Streams, name: str, uid: int | None = None) -> Member:
     return join(streams.open(name, uid), uid)
 
 
+def submit(stream: Stream) -> None:
+    """Let a stream have a record, of which nobody waits for the end."""
+    frame = Frame(None, 1, stream.check(make_body(one())), one().layout.charge_bytes)
+    stream.budget.charge(1, frame.charge_bytes)
+    stream.pipeline.submit(frame, 0.0)
+
+
 def names_of(streams: Streams) -> list[str]:
     return [stream.name for stream in streams]
 
@@ -223,17 +230,22 @@ async def test_an_open_stream_that_is_not_listed_any_more_takes_no_new_client() 
 
 
 @pytest.mark.promise("user-streams-listed")
-async def test_names_that_a_user_left_behind_still_count_until_they_work() -> None:
+async def test_names_that_a_user_left_behind_still_count_while_they_have_records_and_never_worked() -> None:
     """Records that nobody waits for would keep each of them, and one user would have all streams."""
     async with streams_of(Config(NodeSettings(max_streams=6)), tuning=Tuning(others_fraction=2 / 3)) as streams:
-        for name in ("a", "b"):
-            stream = streams.open(name, 7)
-            stream.leave(join(stream, 7), 0.0, deliver=True)
+        left, stream = streams.open("a", 7), streams.open("b", 7)
+        for each in (left, stream):
+            submit(each)
+            each.leave(join(each, 7), 0.0, deliver=True)
         with pytest.raises(Refused, match="part of max_streams"):
             streams.open("c", 7)
         opens(streams, "c", 8)
         stream.pipeline.health.found_working()
         opens(streams, "d", 7)
+        left.pipeline.abandon()
+        opens(streams, "e", 7)
+        assert names_of(streams) == ["b", "c", "d", "e"]
+        stream.pipeline.abandon()
 
 
 @pytest.mark.promise("refusal-nobody-met-long")
@@ -300,9 +312,7 @@ async def test_a_stream_that_is_used_makes_no_place(kind: str) -> None:
             case "open":
                 join(stream)
             case "with rows":
-                frame = Frame(None, 1, stream.check(make_body(one())), one().layout.charge_bytes)
-                stream.budget.charge(1, frame.charge_bytes)
-                stream.pipeline.submit(frame, 0.0)
+                submit(stream)
             case "paused":
                 stream.pause(0.0)
         with pytest.raises(Refused) as refused:
