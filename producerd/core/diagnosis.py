@@ -242,6 +242,8 @@ def shard_states(lanes: Lanes, now: float) -> Iterator[ShardState]:
 
 
 def _waits_for(lane: Lane, now: float) -> str:
+    if lane.silent and lane.in_flight:
+        return "answers"
     if lane.ready_at(now) <= now or not lane.queued:
         return ""
     if lane.map_until is not None and now < lane.map_until:

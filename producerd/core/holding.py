@@ -80,6 +80,8 @@ class Facts:
     stream: str
     refused_as: tuple[str, str] | None
     failed_as: str
+    shards: int
+    silent_shards: int
     map_error: str
     aggregates: bool
     goes_plain: bool
@@ -126,7 +128,7 @@ def _what_holds(holding: Holding, facts: Facts) -> str:
             return f"no list of the shards came{error}: until one does, records go plain, at one shard's pace"
         return f"the stream's shards are not known, or have changed{error}"
     if cause == "service":
-        return _service_holds(facts.failed_as)
+        return _service_holds(facts)
     if cause == "in_flight" and facts.in_flight is not None:
         return (
             f"the requests of all streams together are at their limit, {facts.in_flight.used_bytes:,} of "
@@ -135,7 +137,10 @@ def _what_holds(holding: Holding, facts: Facts) -> str:
     return "records wait for their answers" if cause == "in_flight" else "records are on their way"
 
 
-def _service_holds(failed_as: str) -> str:
+def _service_holds(facts: Facts) -> str:
+    failed_as, silent = facts.failed_as, facts.silent_shards
+    if failed_as == Code.UNREACHABLE and 0 < silent < facts.shards:
+        return f"{silent:,} of {facts.shards:,} shards do not answer: producerctl shards {facts.stream}"
     if failed_as == Code.UNREACHABLE:
         return "the service cannot be reached: look at region, endpoint_url and this host's network"
     if failed_as == Code.THROTTLED:

@@ -662,7 +662,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family(
         "shard_utilization_max_ratio",
         "gauge",
-        "Share of its 1 MiB/s or 1,000 records/s that the busiest shard recently stored.",
+        "Share of its 1 MiB/s or 1,000 records/s that the busiest shard was sent recently.",
         together=max,
     ): lambda s, at: s.diagnosis.most_used(at.now),
     Family("shard_map_refreshes_total", "counter", "Reads of the list of shards.", "result", RESULTS): (

@@ -190,6 +190,8 @@ class StreamReport:
             stream=self.name,
             refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
             failed_as=in_flight.failed_as or pipeline.sender.rows_refused_as,
+            shards=len(pipeline.shard_map.shards) if pipeline.shard_map is not None else 0,
+            silent_shards=self._diagnosis.silent_shards,
             map_error=self._diagnosis.map_error,
             aggregates=pipeline.rules.entries.aggregate,
             goes_plain=pipeline.goes_plain,

@@ -164,6 +164,8 @@ def facts(**known: Any) -> Facts:
         "stream": "flights",
         "refused_as": None,
         "failed_as": "",
+        "shards": 4,
+        "silent_shards": 0,
         "map_error": "",
         "aggregates": False,
         "goes_plain": False,
@@ -178,6 +180,8 @@ def facts(**known: Any) -> Facts:
 
 TOLD: list[tuple[Holding, dict[str, Any]]] = [
     (Holding("service"), {"failed_as": Code.UNREACHABLE}),
+    (Holding("service"), {"failed_as": Code.UNREACHABLE, "silent_shards": 1}),
+    (Holding("service"), {"failed_as": Code.UNREACHABLE, "silent_shards": 4}),
     (Holding("service"), {"failed_as": Code.THROTTLED}),
     (Holding("service"), {"failed_as": "InternalFailure"}),
     (Holding("service"), {"failed_as": Code.PROXY_REFUSED}),

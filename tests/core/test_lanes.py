@@ -832,3 +832,5 @@ def test_what_a_lane_waits_for_is_named() -> None:
     assert [waits_for(now) for now in (7.9, 8.0)] == ["shard map", "answers"]
     lane.take_all()
     assert waits_for(7.9) == ""
+    lane.timed_out()
+    assert waits_for(7.9) == "answers", "which its requests do not have, though no other row waits"

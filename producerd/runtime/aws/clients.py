@@ -255,7 +255,9 @@ class AwsClients:
         """What an operator must know about the clock and the credentials, in sentences."""
         told = [client.credentials.trouble for client in self._clients.values()]
         if offset := self.clock_offset_seconds:
-            told.append(f"this machine's clock is off by {offset:,.0f} s; requests are signed by the service's: set it")
+            told.append(
+                f"this machine's clock is off by {-offset:+,.0f} s; requests are signed by the service's: set it"
+            )
         return [one for one in dict.fromkeys(told) if one]
 
     @property

@@ -57,7 +57,7 @@ async def test_metrics_show_the_clock_that_is_most_off_and_all_refreshes(aws: Lo
             await client.credentials.get_frozen_credentials()
         assert (clients.clock_offset_seconds, clients.credential_refreshes) == (-600, {"ok": 3})
         assert clients.troubles == [
-            "this machine's clock is off by -600 s; requests are signed by the service's: set it"
+            "this machine's clock is off by +600 s; requests are signed by the service's: set it"
         ]
 
 
