@@ -23,6 +23,7 @@ from producerd.core import failures
 from producerd.core.failures import Kind, Meaning
 from producerd.core.holding import ADVICE
 from producerd.ctl import commands as producerctl
+from producerd.errors import Code
 from producerd.runtime.metrics import NODE_FAMILIES, PREFIX, STREAM_FAMILIES
 from producerd.wire import machine, messages
 from spark_client.options import OPTIONS, WriterOptions
@@ -111,7 +112,8 @@ def service_errors() -> str:
     by_meaning.setdefault(failures.meaning_of("any other"), []).append("any other")
     lines = ["| what comes | the daemon | code |", "|---|---|---|"]
     for meaning, errors in by_meaning.items():
-        lines.append(f"| {', '.join(errors)} | {DOES[meaning.kind]} | {meaning.code} |")
+        ends = "; after some attempts they fail as unknown" * (meaning.code == Code.RESULT_COUNT)
+        lines.append(f"| {', '.join(errors)} | {DOES[meaning.kind]}{ends} | {meaning.code} |")
     return "\n".join(lines)
 
 

@@ -142,7 +142,7 @@ def _read_results(results: list[dict[str, Any]]) -> Answer:
 def _error_of(result: Mapping[str, Any]) -> tuple[str, str]:
     """Return code and message of a result that does not say where its entry is stored.
 
-    A result that has no code, or has a sequence number beside it, gets `NOT_KINESIS`, because it does not say that the
+    A result that has no code, or has a sequence number with it, gets `NOT_KINESIS`, because it does not say that the
     entry was not stored.
     """
     code = result.get("ErrorCode")
