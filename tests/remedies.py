@@ -58,7 +58,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "names, or end processes.",
     "client speaks other versions": "Install matching versions. `versions` are the client's.",
     "stream cannot have this name": "Kinesis has no such names. Correct the job.",
-    "stream is one too many": "Raise `max_streams`, or free one that `producerctl status` shows.",
+    "stream is one too many": "Raise `max_streams`, or end clients of one that `producerctl status` shows.",
     "stream is not allowed": "Correct the name, or add its table or the user to the settings, as `why` says.",
     "client is not allowed": "A user outside `allowed_uids` connected. Add the user id, or see what runs there.",
     "who may not administer tried to": "The daemon refused an order. See `uid` and `pid`.",

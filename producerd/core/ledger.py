@@ -290,7 +290,7 @@ class Ledger:
 
     def _end(self, frame: Frame, rows: I32, end: RowEnd | None) -> None:
         """End rows of a frame, given by their numbers in it, in another way than STORED."""
-        if end is None:
+        if end is None or frame.is_discarded:
             frame.drop(len(rows))
             self.stats.discarded_records["disconnected"] += len(rows)
         else:

@@ -709,6 +709,19 @@ def test_rows_in_a_request_that_fails_end_too_once_their_owner_is_gone(stage: st
     assert desk.is_empty()
 
 
+@pytest.mark.parametrize(("deliver", "reason"), [(False, "disconnected"), (True, "abandoned")])
+def test_a_row_that_is_refused_after_its_caller_has_left_is_lost_unless_the_caller_wanted_it_discarded(
+    deliver: bool, reason: str
+) -> None:
+    desk = Desk(fail_if_throttled=True)
+    desk.queue(2)
+    sent = desk.send()
+    desk.pipeline.disown("caller") if deliver else desk.pipeline.discard("caller")
+    sent.throttle({0, 1})
+    assert (desk.stats.failed_records, desk.stats.discarded_records) == ({}, {reason: 2})
+    assert desk.is_empty()
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_rows_whose_owner_is_gone_but_wants_them_delivered_are_delivered(stage: str) -> None:
     desk, frame, under_way = staged(stage)

@@ -187,6 +187,11 @@ class Frame:
         if self.withdrawn_from is None or from_row < self.withdrawn_from:
             self.withdrawn_from, self.withdrawn_as = from_row, end
 
+    @property
+    def is_discarded(self) -> bool:
+        """Whether its caller has left and wants none of its rows delivered."""
+        return self.withdrawn_from == 0 and self.withdrawn_as is None
+
     def add_retries(self, records: int) -> None:
         """Count rows of it that will be sent again."""
         self.retries += records
