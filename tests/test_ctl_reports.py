@@ -101,7 +101,7 @@ def test_one_profile_at_a_time_of_a_bounded_length_and_it_ends_with_its_client(
     long = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         until(lambda: "producerd/runtime/sampling.py" in to.succeeds("dump"))
-        assert f" order path=/profile uid={os.getuid()} pid={long.pid}" in running.log
+        until(lambda: f" order path=/profile uid={os.getuid()} pid={long.pid}" in running.log)
         assert to("profile", "--seconds", "0.1") == (1, "", "producerctl: a profile is under way already\n")
     finally:
         long.kill()
