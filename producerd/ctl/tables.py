@@ -12,7 +12,7 @@ UPTIME_STEP_SECONDS: Final = 0.1
 REFUSED: Final = ("broken", "suspect", "outage")
 """Health of streams that do not get through, the worst first."""
 EFFECTS: Final = {
-    "suspect": "callers wait, and fail after a minute if it stays refused; nothing is lost",
+    "suspect": "callers wait, and if it stays refused, they fail after a minute and keep their records",
     "broken": "callers fail and keep their records; the daemon tries again by itself",
     "outage": "nothing is lost: callers wait, and the daemon tries again by itself",
     "paused": "nothing is lost: callers wait when the queue is full",
