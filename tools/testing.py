@@ -40,7 +40,7 @@ def test(arguments: list[str]) -> int:
         install_kubernetes_tools()
     selection = ["-m", "system", "-rs"] if ours.system else [] if ours.all else ["-m", "not slow"]
     if not {"--pdb", "--trace", "no:xdist"} & set(options):
-        selection += [f"-n{workers()}", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+        selection += [f"-n{workers(alone=not ours.all)}", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
     if not ours.spark:
         return run([str(OWN.python), "-m", "pytest", *HANGS, *selection, *options], variables(), tidies_up=True)
     of = LANES[ours.spark]
@@ -55,10 +55,14 @@ def test(arguments: list[str]) -> int:
     return run([str(of.python), "-m", "pytest", *selection, *options], env, tidies_up=True)
 
 
-def workers() -> int:
-    """Return how many processes run the tests: one more than cores, as tests also wait, if the memory suffices."""
+def workers(*, alone: bool) -> int:
+    """Return how many processes run the tests: more than cores, as tests also wait, if the memory suffices.
+
+    ``alone``: no other part of CI runs beside these.
+    """
+    cores = len(os.sched_getaffinity(0))
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) + 1, int(memory_gib / WORKER_GIB)))
+    return max(1, min(MOST_WORKERS, 2 * cores if alone else cores + 1, int(memory_gib / WORKER_GIB)))
 
 
 def install_packages() -> None:

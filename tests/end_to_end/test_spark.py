@@ -74,7 +74,7 @@ def writer_for(running: DaemonProcess, **options: Any) -> KinesisBatchWriter:
     return KinesisBatchWriter(stream="flights", partition_key="plane", socket=str(running.socket), **options)
 
 
-@pytest.mark.parametrize("aggregation", ["none", "kpl"])
+@pytest.mark.parametrize("aggregation", [pytest.param("none", marks=pytest.mark.slow), "kpl"])
 def test_a_query_ends_when_every_row_is_stored_once(spark: Any, files: Path, aggregation: str) -> None:
     with service() as (fake, server), daemon(server.url, aggregation=aggregation) as running:
         query = start(spark, files, writer_for(running))

@@ -126,6 +126,7 @@ def test_prometheus_finds_the_nodes_of_emr_as_the_page_says(tmp_path: Path) -> N
     assert labels == {"cluster": [f"__meta_ec2_tag_{tag}"], "region": None, "instance": ["__meta_ec2_instance_id"]}
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_each_alert_fires_when_it_should_and_only_then() -> None:
     promtool("test", "rules", RULES_TEST)

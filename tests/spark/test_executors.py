@@ -37,6 +37,7 @@ def kill_one(cluster: Driver) -> None:
     executors[0].kill()
 
 
+@pytest.mark.slow
 @pytest.mark.promise("executor-own-killed")
 def test_each_executor_has_its_own_and_one_that_is_killed_takes_its_daemon_along(
     cluster: Driver, kinesis: Kinesis, tmp_path: Path
