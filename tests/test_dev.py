@@ -389,7 +389,7 @@ def test_an_unknown_command_shows_the_usage_and_sets_nothing_up(
 def pytests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """`./dev test ARGUMENTS` and then: how pytest is started, and its environment."""
     started: list[tuple[list[str], dict[str, str]]] = []
-    monkeypatch.setattr(testing, "workers", lambda: 2)
+    monkeypatch.setattr(testing, "workers", lambda *, alone: 4 if alone else 2)
     monkeypatch.setattr(testing, "find_python", lambda _version: sys.executable)
     monkeypatch.setattr(testing, "set_up", lambda of: None)
     monkeypatch.setattr(testing, "run", lambda command, env, **_: started.append((command, env)))
@@ -412,7 +412,7 @@ Started = tuple[list[str], dict[str, str]]
 @pytest.mark.parametrize(
     ("arguments", "started"),
     [
-        (["-x", "tests/test_dev.py"], ["-m", "not slow", *SPREAD, "-x", "tests/test_dev.py"]),
+        (["-x", "tests/test_dev.py"], ["-m", "not slow", "-n4", *SPREAD[1:], "-x", "tests/test_dev.py"]),
         (["--all", "-x"], [*SPREAD, "-x"]),
         (["--all", "--pdb"], ["--pdb"]),
         (["--all", "--trace", "-x"], ["--trace", "-x"]),
@@ -429,7 +429,8 @@ def test_another_spark_has_its_own_environment_and_a_daemon_of_ours(pytests: Cal
     """It runs the tests of the Spark side, unless the caller names others."""
     (python, *options), env = pytests("--spark", "3.5", "-m", "spark_lane")
     assert python == ".venv-spark-3.5/bin/python"
-    assert options == ["-m", "not slow", *SPREAD, "-o", "testpaths=tests/spark_client tests/spark", "-m", "spark_lane"]
+    lane = ["-o", "testpaths=tests/spark_client tests/spark", "-m", "spark_lane"]
+    assert options == ["-m", "not slow", "-n4", *SPREAD[1:], *lane]
     assert env["PRODUCERD_TEST_PYTHON"] == str(OWN.python)
 
 

@@ -40,7 +40,8 @@ def test(arguments: list[str]) -> int:
         install_kubernetes_tools()
     selection = ["-m", "system", "-rs"] if ours.system else [] if ours.all else ["-m", "not slow"]
     if not {"--pdb", "--trace", "no:xdist"} & set(options):
-        selection += [f"-n{workers(alone=not ours.all)}", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+        selection += [f"-n{workers(alone=not ours.all)}", "--dist=loadfile", "--no-loadscope-reorder"]
+        selection += ["--max-worker-restart=0"]
     if not ours.spark:
         return run([str(OWN.python), "-m", "pytest", *HANGS, *selection, *options], variables(), tidies_up=True)
     of = LANES[ours.spark]
