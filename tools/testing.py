@@ -59,7 +59,7 @@ def test(arguments: list[str]) -> int:
 def workers(*, alone: bool) -> int:
     """Return how many processes run the tests: more than cores, as tests also wait, if the memory suffices.
 
-    ``alone``: no other part of CI runs beside these.
+    ``alone``: no other part of CI runs at the same time.
     """
     cores = len(os.sched_getaffinity(0))
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
