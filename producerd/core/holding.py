@@ -73,8 +73,9 @@ class Facts:
     """The facts that the sentence about a stream's queue quotes.
 
     ``refused_as``: the code and message of a stream that is BROKEN.  ``failed_as``: the code of the last request that
-    failed as a whole or was refused, or "".  ``in_flight``: the bytes that all streams have in flight, if they leave no
-    room for more.
+    failed as a whole or was refused, or "".  ``shards``: how many are open, or 0 while they are unknown.
+    ``silent_shards``: how many of them do not answer, though rows wait for them.  ``in_flight``: the bytes that all
+    streams have in flight, if they leave no room for more.
     """
 
     stream: str

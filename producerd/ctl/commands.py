@@ -210,8 +210,9 @@ def _flush(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
 def _drain(daemon: AdminClient, parsed: argparse.Namespace) -> Lines:
     progress = partial(_progress, daemon, "left")
     given = {"timeout_seconds": parsed.timeout}
-    returning = daemon.get("/status").get("drain_timeout_seconds")  # a daemon of 0.2.0 does not send it
-    most = None if returning is None else returning + (returning if parsed.timeout is None else parsed.timeout)
+    most = daemon.get("/status").get("drain_timeout_seconds")  # a daemon of 0.1.0 does not send it
+    if most is not None:  # for what is in flight, once the queues are delivered
+        most += most if parsed.timeout is None else parsed.timeout
     reply = daemon.post("/drain", given, progress, seconds=most, until_end=parsed.wait)
     returned, undelivered = reply["returned_records"], reply["undelivered_records"]
     if undelivered:

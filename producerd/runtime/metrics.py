@@ -633,7 +633,7 @@ STREAM_FAMILIES: Final[dict[Family, Callable[[Stream, Moment], Value]]] = {
     Family(
         "discarded_records_total",
         "counter",
-        "Records given up. disconnected: the caller left; returned: it has them again; abandoned: lost without one.",
+        "Records given up. disconnected: the caller left; returned: it has them again; abandoned: lost after it left.",
         "reason",
         DISCARD_REASONS,
     ): lambda s, _: s.stats.discarded_records,

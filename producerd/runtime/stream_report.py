@@ -190,7 +190,7 @@ class StreamReport:
             stream=self.name,
             refused_as=(health.code, health.message) if health.state is HealthState.BROKEN else None,
             failed_as=in_flight.failed_as or pipeline.sender.rows_refused_as,
-            shards=len(pipeline.shard_map.shards) if pipeline.shard_map is not None else 0,
+            shards=len(pipeline.shard_map or ()),
             silent_shards=self._diagnosis.silent_shards,
             map_error=self._diagnosis.map_error,
             aggregates=pipeline.rules.entries.aggregate,
@@ -306,6 +306,7 @@ class StreamReport:
             )
 
     def _tell_losses(self) -> None:
+        """Log how many records more are lost, because they ended after their callers had gone."""
         stats = self._pipeline.stats
         if lost := stats.discarded_records["abandoned"] - self._told_lost_records:
             self._told_lost_records += lost

@@ -143,7 +143,9 @@ def test_an_answer_is_read_by_its_results_and_not_by_its_count_of_failures() -> 
 def test_a_result_that_is_neither_a_place_nor_an_error_is_not_kinesis_s(result: object) -> None:
     """It is never a success.  Nor does it say that the entry is not stored."""
     error = (NOT_KINESIS, "a result that is neither a shard and a sequence number nor an error alone")
-    assert meanings(answer_of(stored("a"), result)) == ["a", error]
+    answer = answer_of(stored("a"), result)
+    assert meanings(answer) == ["a", error]
+    assert answer.sequences == (1, 0), "also where it has a sequence number"
 
 
 @pytest.mark.parametrize("results", [0, 1, 3])

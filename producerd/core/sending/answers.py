@@ -219,8 +219,9 @@ def stored(answer: bytes, entries: int) -> Stored | None:
                 before = before.removesuffix(length) + head(LIST, 1)
         # A number that occurs nowhere else in the answer takes the place of the results, since "Records" may be another
         # list, and cbor2 ignores bytes behind an answer's end.
-        after, number = answer[end:], 0
-        while form.numbers[number] in before + after:
+        after = answer[end:]
+        rest, number = before + after, 0
+        while form.numbers[number] in rest:
             number += 1
         if form.loads(b"%b%b%b" % (before, form.numbers[number], after))["Records"] != [number]:
             return None
